@@ -153,6 +153,7 @@ LIBRARY = {"event": "library", "tuned": True}
         ([[LIBRARY]], False),  # killed between its compilation and its comparison
         ([[LIBRARY, SHORT]], False),
         ([[LIBRARY, GOOD]], True),
+        ([[LIBRARY, {**GOOD, "interrupted": True}]], True),
     ],
 )
 def test_a_library_is_known_until_another_takes_its_place(

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_adaptive._tvm import relax
+from tvm_adaptive._tvm import IRModule, bindings_of, handle, relax
 from tvm_adaptive.models import compile_network, prepare, run_network
 from tvm_adaptive.models.frontend.shapes import network_of_imported
+from tvm_adaptive.models.network import operator_of
+from tvm_adaptive.models.wide_sums import with_wide_sums
 from tvm_adaptive.tuning.target import resolve_target
+from tvm_adaptive.values.agreement import numpy_dtype
 
 op = relax.op
 
@@ -62,3 +65,90 @@ def test_convolutions() -> None:
     found = result_of(lambda x: op.nn.conv2d(x, weight), np.ones((1, 512, 5, 5), "float16"))
     assert found.dtype == "float16"
     np.testing.assert_array_equal(found, 4608.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("layer_norm", "float16"),
+        ("layer_norm", "bfloat16"),
+        ("group_norm", "float16"),  # Relax refuses it of bfloat16
+        ("instance_norm", "float16"),
+        ("instance_norm", "bfloat16"),
+    ],
+)
+def test_normalisations(name: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = (8 * rng.standard_normal((2, 8, 6, 5))).astype(numpy_dtype(dtype))
+    ones, zeros = (relax.op.full((n,), relax.const(v, dtype), dtype) for n, v in ((8, 1), (8, 0)))
+    functions = {
+        "layer_norm": lambda x: op.nn.layer_norm(op.permute_dims(x, [0, 2, 3, 1]), ones, zeros, -1),
+        "group_norm": lambda x: op.nn.group_norm(x, ones, zeros, 4, 1, [2, 3]),
+        "instance_norm": lambda x: op.nn.instance_norm(x, ones, zeros, 1, [2, 3]),
+    }
+    found = result_of(functions[name], x)
+    assert found.dtype == x.dtype
+    exact = x.astype("float64")
+    if name == "layer_norm":
+        exact, axes = exact.transpose(0, 2, 3, 1), (3,)
+    elif name == "group_norm":
+        exact, axes = exact.reshape(2, 4, 2, 6, 5), (2, 3, 4)
+    else:
+        axes = (2, 3)
+    exact = (exact - exact.mean(axes, keepdims=True)) / exact.std(axes, keepdims=True)
+    np.testing.assert_allclose(
+        found.astype("float64"), exact.reshape(found.shape), rtol=0.01, atol=0.01
+    )
+
+
+def module_of(function: Any, *shapes: tuple[int, ...]) -> IRModule:
+    variables = [relax.Var(f"x{i}", relax.TensorType(s, "float16")) for i, s in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(function(*variables)))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def calls_of(mod: IRModule, operator: str) -> list[Any]:
+    values = [binding.value for binding in bindings_of(mod["main"])]
+    return [value for value in values if operator_of(value) == operator]
+
+
+def test_a_weight_of_several_steps_is_converted_once() -> None:
+    weight = relax.const(np.eye(4, dtype="float16"))
+    mod = module_of(lambda x: op.matmul(op.matmul(x, weight), weight), (4, 4))
+    found = with_wide_sums(mod, keeps_operands=False)
+    products = [
+        each.value
+        for each in bindings_of(found["main"])
+        if operator_of(each.value) == "relax.matmul"
+    ]
+    first, second = (call.args[1] for call in products)
+    assert str(first.ty.dtype) == "float32"
+    assert handle(first) == handle(second)
+
+
+def test_units_of_gpus_get_halves() -> None:
+    kernel = relax.const(np.ones((8, 4, 3, 3), "float16"))
+    mod = module_of(lambda x: op.nn.conv2d(x, kernel, padding=1, groups=1), (1, 4, 6, 6))
+    mod = with_wide_sums(mod, keeps_operands=True)
+    (call,) = [
+        each.value
+        for each in bindings_of(mod["main"])
+        if operator_of(each.value).endswith("conv2d")
+    ]
+    assert [str(each.ty.dtype) for each in (*call.args, call)] == ["float16", "float16", "float32"]
+    assert [int(n) for n in call.attrs.padding] == [1, 1, 1, 1]
+    (result,) = calls_of(mod, "relax.astype")
+    assert str(result.ty.dtype) == "float16"
+
+
+def test_what_has_no_halves_stays() -> None:
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(op.sum(x)))
+    mod = builder.get()
+    assert with_wide_sums(mod, keeps_operands=False) is mod

@@ -253,13 +253,13 @@ def network_of(tasks):
 
 
 def with_network_check(
-    seconds=100.0, left_sec=90.0, network_check_sec=3.0, weight_secs=None, **finish
+    seconds=100.0, left_sec=90.0, network_check_sec=3.0, weight_secs=None, margin_sec=0.0, **finish
 ):
     budget = budget_with(seconds, left_sec)
     budget.plan_reserve(
         FinishConfig(**finish),
         2,
-        EndCosts(50.0, 5.0, 0.0, network_check_sec, weight_secs or {}),
+        EndCosts(50.0, 5.0, margin_sec, network_check_sec, weight_secs or {}),
         n_compilers=2,
         drafts=False,
     )
@@ -283,11 +283,29 @@ def test_where_the_network_is_checked_only_worthy_playoffs_are_reserved():
     assert budget.reserve_sec == pytest.approx(after_sec + closing_sec + 0.02)
 
 
+@pytest.mark.parametrize(("margin_sec", "expected_sec"), [(0.0, 1.72), (0.7, 1.02), (4.0, 0.0)])
+def test_what_the_end_can_do_without_is_a_margin_already(margin_sec, expected_sec):
+    budget = with_network_check(margin_sec=margin_sec)
+    budget.update_reserve(network_of([(2e-3, 4e-3, 0.5), (1e-3, 2e-3, 0.7)]), (), 16)
+    assert budget.reserve_parts["margin"] == pytest.approx(expected_sec)
+
+
+def test_weights_are_reserved_of_the_fastest_forms():
+    budget = with_network_check(weight_secs={"light": 1.0, "heavy": 3.0})
+    secs = {"light": 1e-3, "heavy": 2e-3}
+    tasks = [
+        TaskProgress(form, 1.0, 4, best_sec=sec, build_sec=0.1, key=FormKey("conv", form))
+        for form, sec in secs.items()
+    ]
+    budget.update_reserve(RunProgress(tasks), (), 16)
+    assert budget.reserve_parts["weights"] == 1.0
+
+
 def test_weights_are_reserved_of_the_heaviest_form_that_was_tried():
     budget = with_network_check(weight_secs={"light": 1.0, "heavy": 3.0, "other": 2})
     forms = {"conv": "", "light": "2x2", "heavy": "4x4", "other": ""}
     tasks = [
-        TaskProgress(name, 1.0, 0, best_sec=1e-3, build_sec=0.1, key=FormKey("conv", form))
+        TaskProgress(name, 1.0, 0, build_sec=0.1, key=FormKey("conv", form))
         for name, form in forms.items()
     ]
     tasks[3].key = FormKey("another", "2x2")

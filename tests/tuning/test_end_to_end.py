@@ -497,7 +497,7 @@ def test_a_sample_of_one_number_does_not_check_functions(
             given.extend(builds[1])
             return ComparedCalls()
 
-        monkeypatch.setattr(network_check, "compare_builds", compare)
+        monkeypatch.setattr(build_check, "compare_builds", compare)
         with NetworkCheck(session, sampled, prepared) as check:
             check._compare_functions()
             assert all(np.ptp(each) > 0 for each in given)
@@ -812,16 +812,19 @@ def test_what_is_compiled_is_checked_even_if_that_ends_after_the_budget(
             20.0,
             "differ is f (not tuned): output 0 is wrong",
         ),
+        (Answer(ComparedCalls(unclear={"f": "one is wrong"})), 20.0, "(not tuned): one is wrong"),
     ],
 )
 def test_the_search_for_a_function_costs_no_more_than_its_part_of_the_message(
     make_session: Any, network: Network, pool: Answer, left_sec: float, text: str
 ) -> None:
     session = make_session(budget=Budget(left_sec, Clock()))
-    prepared = prepare(network, session.target)
     builds = (("untuned.so", "net.so"), [], "cpu")
-    found = source_of_difference.source_of_difference(
-        session, pool, prepared, builds, tuned=set(), steps={}
-    )
+
+    def compare() -> ComparedCalls:
+        return build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=120.0)
+
+    prepared = prepare(network, session.target)
+    found = source_of_difference.source_of_difference(session, compare, prepared, tuned=())
     assert text in found
     assert pool.limits_sec == ([] if left_sec < 1 else [left_sec])

@@ -97,3 +97,17 @@ def test_a_part_that_fails_to_close_is_heard_and_the_others_are_closed() -> None
     assert builder.is_closed
     assert runner.is_closed
     assert lanes.is_closed
+
+
+def test_what_a_killed_attempt_has_left_is_removed_and_nothing_else(make_session: Any) -> None:
+    session = make_session()
+    left, scratch = (session.work_dir / "artifacts" / n for n in ("candidate-x", "tvm-adaptive-y"))
+    mine = session.work_dir / "artifacts" / "mine.txt"
+    for folder in (left, scratch):
+        folder.mkdir(parents=True)
+        (folder / "a.so").write_text("")
+    mine.write_text("")
+    with contextlib.closing(make_parts(session)):
+        assert not left.exists()
+        assert not scratch.exists()
+        assert mine.exists()

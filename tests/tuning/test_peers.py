@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,14 @@ import pytest
 from tests.tuning.observers import Notes
 from tvm_adaptive.errors import WorkerTaskError
 from tvm_adaptive.measure_callback.journal import NullJournal
-from tvm_adaptive.models.frontend import PEERS
+from tvm_adaptive.models.frontend import PEERS, READER_ENV
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning import peers
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.values.agreement import outputs_problem
-from tvm_adaptive.workers.pool import Outcome
+from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
 INPUTS = [np.arange(6, dtype="float32").reshape(2, 3)]
 
@@ -78,6 +80,23 @@ def test_the_frameworks_take_turns_with_the_library(
     assert note.endswith("is not compared: it does not read .onnx files")
     assert journal.errors[0].startswith("peer PyTorch")
     assert not list(session.work_dir.iterdir())
+
+
+def test_the_process_that_has_read_the_model_times_its_framework(
+    path: Path, make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> Any:
+        raise AssertionError("another process is started")
+
+    monkeypatch.setattr(peers, "_ROUNDS", 1)
+    pool = WorkerPool(1, env=READER_ENV)
+    monkeypatch.setattr(peers, "WorkerPool", refuse)
+    original = dataclasses.replace(original_of(path), worker=pool)
+    rivals = Rivals(make_session(), original, INPUTS, outputs_problem)
+    assert rivals.time([2 * INPUTS[0]], lambda seconds: 1.0) == [1.0]
+    assert [each.name for each in rivals.timings] == ["ort"]
+    assert pool.map(os.getpid, [()], 60.0)[0].error is None  # as after outputs that disagree
+    pool.close()
 
 
 def test_a_library_that_cannot_be_timed_is_compared_with_nothing(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays, from_dtype
 
 from tvm_adaptive.values.agreement import (
+    differs_rarely,
     disagreement,
     is_mostly_not_finite,
+    numpy_dtype,
     outputs_problem,
     perturbed,
     random_array,
@@ -40,13 +43,19 @@ def test_random_values_are_small_and_reproducible(dtype: str, positive: bool) ->
     length=st.integers(1, 10**6),
 )
 def test_tolerance_grows_with_the_sum_and_stays_below_one(dtype: str, length: int) -> None:
-    assert 0 < tolerance([dtype, "float64"], length) <= tolerance([dtype], 4 * length) <= 0.25
+    assert (
+        0
+        < tolerance([dtype, "float64"], {dtype: length})
+        <= tolerance([dtype], {dtype: 4 * length})
+    )
+    assert tolerance([dtype], {dtype: length}) <= 0.25
 
 
 def test_tolerance_follows_the_coarsest_type_and_is_zero_for_integers() -> None:
-    assert tolerance(["float32", "float16"], 64) == tolerance(["float16"], 64)
-    assert tolerance(["int8", "int32"], 64) == 0.0
-    assert tolerance([], 64) == 0.0
+    assert tolerance(["float32", "float16"], {"float16": 64}) == tolerance([], {"float16": 64})
+    assert tolerance(["float16"], {"float32": 4096}) == tolerance(["float16"], {})
+    assert tolerance(["int8"], {"int32": 64}) == 0.0
+    assert tolerance([], {}) == 0.0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -61,7 +70,7 @@ def test_another_order_of_additions_agrees_but_a_wrong_element_does_not(
     for k in range(length):
         forward = (forward + a[:, k] * b[:, k]).astype(a.dtype)
         backward = (backward + a[:, -1 - k] * b[:, -1 - k]).astype(a.dtype)
-    rtol = tolerance([dtype], length)
+    rtol = tolerance([dtype], {dtype: length})
     assert disagreement([forward], [backward], rtol=rtol) is None
     wrong = backward.copy()
     wrong[7] = wrong[7].astype("float64") + 3.0 * np.sqrt(length)
@@ -180,7 +189,7 @@ def test_another_order_of_additions_agrees_in_what_is_rounded(rounding: str, dty
         }
         return [*values, made[rounding]]
 
-    rtol = tolerance([dtype], 256)
+    rtol = tolerance([dtype], {dtype: 256})
     expected, found = (kernel([a, b], forward=forward) for forward in (True, False))
     n_apart = int((expected[2] != found[2]).sum())
     neighbours = [
@@ -249,3 +258,39 @@ def test_a_floor_belongs_to_its_output_and_lowers_no_tolerance() -> None:
     assert outputs_problem(*pair, floors=[0.0, 1e-6]) is None
     assert "output 1" in str(outputs_problem(*pair, floors=[1e-6, 1e-9]))
     assert outputs_problem([np.full(4, 3.001)], [np.full(4, 3.0)], floors=[1e-9]) is None
+
+
+def test_the_numbers_of_a_mask_do_not_excuse_others() -> None:
+    for hidden in (-3.4e38, -1e9, -1e4):
+        expected = np.array([*np.linspace(1.0, 9.0, 32), *[hidden] * 32], "float32")
+        wrong = expected.copy()
+        wrong[0] = 1.1
+        assert "first at [0]" in str(disagreement([expected], [wrong], rtol=1e-3))
+        assert disagreement([expected], [expected * np.float32(1.0005)], rtol=1e-3) is None
+
+
+def test_numbers_that_were_rounded_and_are_floats_again_may_be_the_next_ones() -> None:
+    step = np.float32(0.02)
+    expected = np.arange(1000, dtype="float32").reshape(10, 100) * step
+    found = expected.copy()
+    found[3, 7] += step
+    neighbour = expected.copy()
+    neighbour[3] += step
+    assert disagreement([expected], [found], rtol=1e-5) is not None
+    assert differs_rarely([expected], [found], 1e-5)
+    assert disagreement([expected], [found], rtol=1e-5, neighbours=[{0: neighbour}]) is None
+    found[4, 7] += step  # far from an edge
+    problem = disagreement([expected], [found], rtol=1e-5, neighbours=[{0: neighbour}])
+    assert "1 of 1000 values are wrong, first at [4, 7]" in str(problem)
+    found[:2] = 0
+    assert not differs_rarely([expected], [found], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_networks_of_short_types_may_differ_by_last_places(dtype: str) -> None:
+    expected = np.linspace(0.5, 1.0, 64).astype(numpy_dtype(dtype))
+    error = float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)
+    near = (expected.astype("float64") * (1 + 3 * error)).astype(expected.dtype)
+    far = (expected.astype("float64") * (1 + 12 * error)).astype(expected.dtype)
+    assert outputs_problem([near], [expected], 1e-3) is None
+    assert outputs_problem([far], [expected], 1e-3) is not None

@@ -67,6 +67,7 @@ def test_a_thread_that_could_not_start_is_started_later(monkeypatch: pytest.Monk
             with pytest.raises(RuntimeError, match="new thread"):
                 office.dispatcher.submit([1])
         assert answers(office.dispatcher.submit([2])) == [4]
+        assert len(office.begun) == 1  # nobody waits for the first
 
 
 def test_answers_come_in_the_order_of_the_batch(office: Office) -> None:

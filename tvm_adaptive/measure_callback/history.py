@@ -158,7 +158,7 @@ class History:
             self.library_report = None
         elif kind == "report":
             self.report = None if event.get("interrupted") else event
-            if self.report is not None and event.get("comparison") is not None:
+            if event.get("comparison") is not None:
                 self.library_report = event
                 self.runs_since.clear()
 

@@ -23,7 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_adaptive._tvm import VirtualMachine, tensor
-from tvm_adaptive.values.agreement import ROUNDED_SHARE, disagreement, is_float, outputs_problem
+from tvm_adaptive.values.agreement import (
+    ROUNDED_SHARE,
+    differs_rarely,
+    disagreement,
+    is_float,
+    outputs_problem,
+)
 from tvm_adaptive.workers import device_session
 
 Array = npt.NDArray[Any]
@@ -45,6 +51,8 @@ class ComparedCalls:
     n_compared: dict[str, int] = dataclasses.field(default_factory=dict)
     # Which value of the first wrong call differs, and by how much; in the order of the calls.
     problems: dict[str, str] = dataclasses.field(default_factory=dict)
+    # The same where so few values differ that a rounding may explain it: a play-off can tell.
+    unclear: dict[str, str] = dataclasses.field(default_factory=dict)
     # Seconds of the fastest call in the other build: a rough time, of one or a few calls.
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -114,8 +122,9 @@ def _say_of_all(steps: Sequence[str], found: ComparedCalls) -> None:
     """Let the comparison of a last step's results count for the steps before it."""
     *former, last = steps
     for name in former:
-        if last in found.problems:
-            found.problems.setdefault(name, found.problems[last])
+        for known in (found.problems, found.unclear):
+            if last in known:
+                known.setdefault(name, known[last])
         if last in found.n_compared:
             found.n_compared[name] = max(found.n_compared.get(name, 0), found.n_compared[last])
 
@@ -305,7 +314,9 @@ class _Other(_Watch):
             arrays = [each.numpy() for each in outputs]
             problem = call_problem(arrays, expected, rtol)
             if problem is not None:
-                self.found.problems[name] = problem
+                is_unclear = differs_rarely(expected, arrays, rtol)
+                known = self.found.unclear if is_unclear else self.found.problems
+                known.setdefault(name, problem)
             self.found.n_compared[name] = self.found.n_compared.get(name, 0) + 1
         for each, array in zip(outputs, expected, strict=True):
             each.copyfrom(array)

@@ -51,6 +51,8 @@ def named_source(
     """Return the source of a model that the user named, with the file of the user's inputs."""
     shapes, path = _shapes(input_shapes), Path(what)
     if path.suffix in FORMATS:
+        if inputs is not None and isinstance(workload, Network):  # they fix open extents
+            shapes |= _shapes(workload.input_shapes)
         return ModelSource(str(path.absolute()), shapes, _content_of_file(path), inputs)
     mod = workload if isinstance(workload, Network) else workload.mod
     return ModelSource(what, shapes, content_of(mod), inputs)

@@ -27,6 +27,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.value_ranges import input_ranges, output_scales
 from tvm_adaptive.values.agreement import is_float, outputs_problem
+from tvm_adaptive.workers.pool import WorkerPool
 
 # Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
 # where its result is next to zero.
@@ -45,6 +46,7 @@ class Original:
     # A file with the model, which may be written to the given folder; None if there is none.
     file: Callable[[Path], Path] | None = None
     memory_bytes: int | None = None  # that a process may allocate which opens the file
+    worker: WorkerPool | None = None  # that ``run`` uses, with the framework imported
 
     def close(self) -> None:
         """Release what :attr:`run` uses; a later call of it takes longer."""

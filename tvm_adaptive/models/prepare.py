@@ -228,7 +228,7 @@ def _lower(
     ]
     if layout == "NHWC":
         mod = split_clips(mod)
-    mod = with_wide_sums(without_equal_broadcasts(mod), products=unit is not None)
+    mod = with_wide_sums(without_equal_broadcasts(mod), keeps_operands=unit is None)
     if vector_math and unit is not None:
         mod = without_masked_rows(mod)
     with target, PassContext(opt_level=3):

@@ -140,7 +140,7 @@ class DuetBatch:
             try:
                 look = yield from self._look(make_step, timed.kernel, timed.cost_sec, is_kept=False)
             except _RepeatError as error:
-                logger.info("%s: a record failed the second time: %s", self._facts.task, error)
+                logger.info("%s: a candidate failed the second time: %s", self._facts.task, error)
                 self._refuted[place] = f"Error: it failed when it was timed again: {error}"
                 self._batch.drop(place)
                 continue

@@ -94,12 +94,15 @@ class Proposer(abc.ABC):
                 seconds = (0.0, 0.0, time.perf_counter() - start_sec)
                 why = Exploration(0.0, "analytical")
                 return self._send(given.all, why, given, seconds=seconds)
-        return self._proposed(size, given, start_sec, cheap=cheap)
+        return self._mixed(size, given, start_sec, cheap=cheap)
 
-    def _proposed(
+    def _mixed(
         self, size: int, given: Given, start_sec: float, *, cheap: bool
     ) -> list[Schedule] | None:
-        """Return a batch that may have random candidates, and those that the model prefers."""
+        """Return a batch with random candidates, and those that the model prefers.
+
+        Of what is given, seeds are chosen again, for the places that are left.
+        """
         n_samples = max(self.options.init_min_unmeasured, CHEAP_SAMPLES_PER_TRIAL * size)
         randoms = self._sample(n_samples if cheap else None)
         if randoms is None:

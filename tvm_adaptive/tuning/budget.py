@@ -42,7 +42,8 @@ _DRAFT_SEC = 0.03
 # networks of 62 to 136 tasks.
 _DESIGN_SPACE_SEC = 0.03
 # What follows a search may take so many times as long as estimated; if it does not end in time, the
-# library is the untuned one. ResNet-18 with 60 s needed 1.15 times.
+# library is the untuned one. ResNet-18 with 60 s needed 1.15 times. What the end can do without
+# is a part of that.
 _LATER_MARGIN = 1.2
 # What is being compiled when the budget ends, and its check, may take so large a share of it more:
 # untuned, a network takes up to ten times as long. Of 48 runs of 30 and 60 s on a noisy machine,
@@ -249,17 +250,19 @@ class Budget:
                 "draft": drafts_sec if has_gaps else 0.0,
                 "play-off": 0.0 if has_gaps else self._worthy_playoffs_sec(progress),
                 "close": _CLOSING_SEC + n_tasks * _CLOSING_TASK_SEC,
-                "margin": (_LATER_MARGIN - 1.0) * sum(later.values()),
+                "margin": max(0.0, (_LATER_MARGIN - 1.0) * sum(later.values()) - costs.margin_sec),
             }
         self._after_sec = sum(later.values())
         self.reserve_parts = first | later
         self.reserve_sec = sum(self.reserve_parts.values())
 
     def _weights_sec(self, progress: RunProgress) -> float:
-        """Return the seconds of writing weights, of each part in the form with the most of them."""
+        """Return the seconds of writing weights, of the fastest forms or the heaviest tried."""
+        used = {task.name: task for task in progress.used_tasks}
+        known = {task.key.group for task in used.values() if math.isfinite(task.best_sec)}
         most: dict[str, float] = {}
         for task in progress.tasks:
-            if task.n_trials:
+            if task.n_trials and (task.name in used or task.key.group not in known):
                 own_sec = self._reserve.costs.weight_secs.get(task.name, 0.0)
                 most[task.key.group] = max(own_sec, most.get(task.key.group, 0.0))
         return math.fsum(most.values())

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from tvm_adaptive._tvm import IRModule, PrimFunc, normalize_mod
 from tvm_adaptive.errors import MachineError, OutOfTimeError, WorkerError, WorkerTimeoutError
 from tvm_adaptive.models.compare_calls import ComparedCalls, compare_calls
-from tvm_adaptive.models.prepare import output_counts
-from tvm_adaptive.runner.playoff.modules import buffers_of, reduction_length
+from tvm_adaptive.models.prepare import Prepared, output_counts
+from tvm_adaptive.runner.playoff.modules import buffers_of, longest_sums
 from tvm_adaptive.runner.playoff.verifier import failure_text
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.values.agreement import tolerance
@@ -27,6 +27,35 @@ _LEAST_LOAD_SEC = 1.0
 # Each function that crashes costs one more run. Of thousands of candidates few crash, and a
 # library with more of them has another fault.
 _MOST_CRASHES = 3
+
+
+def functions_of(prepared: Prepared) -> dict[str, PrimFunc]:
+    """Return the functions of a network in all forms, by their names."""
+    mod, alternatives = prepared.mod, prepared.alternatives
+    direct = {name: mod[name] for name in output_counts(mod)}
+    return direct if alternatives is None else direct | alternatives.functions
+
+
+def compare_functions(
+    context: RunContext,
+    pool: WorkerPool,
+    prepared: Prepared,
+    builds: Builds,
+    steps: Mapping[str, Sequence[str]],
+    *,
+    most_sec: float,
+    in_overtime: bool = False,
+) -> ComparedCalls:
+    """Compare the functions of two builds of a network; see :func:`compare_builds`."""
+    n_outputs, functions = compared_outputs(prepared.mod, steps), functions_of(prepared)
+    rtol = tolerances({name: functions[name] for name in n_outputs}, context.config.finish.rtol)
+    return compare_builds(
+        *(context, pool, builds, n_outputs),
+        rtol=rtol,
+        steps=steps,
+        most_sec=most_sec,
+        in_overtime=in_overtime,
+    )
 
 
 def compare_builds(
@@ -92,5 +121,5 @@ def tolerances(functions: Mapping[str, PrimFunc], rtol: float) -> dict[str, floa
     for name, function in functions.items():
         single = normalize_mod(function)
         dtypes = [dtype for dtype, _ in buffers_of(single)]
-        found[name] = max(rtol, tolerance(dtypes, reduction_length(single)))
+        found[name] = max(rtol, tolerance(dtypes, longest_sums(single)))
     return found

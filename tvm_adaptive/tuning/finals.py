@@ -341,13 +341,19 @@ def _hold_playoffs(
             if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
                 reports[index] = held
                 continue
+            if most_secs and budget.spare_sec < PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC:
+                reports[index] = held  # of one finalist alone, the network's check tells as much
+                continue
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
                 reports[index] = dataclasses.replace(held, reason="no-time")
                 continue
             allowance = Allowance(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,
-                due_sec=sum(each.is_due for each in later)
+                # What has no play-off is checked within the network.
+                due_sec=0.0
+                if most_secs
+                else sum(each.is_due for each in later)
                 * (LEAST_CHECK_SEC + budget.compile_sec / len(order)),
                 most_sec=most_secs.get(index, math.inf),
             )

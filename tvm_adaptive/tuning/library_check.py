@@ -95,6 +95,8 @@ class LibraryCheck:
                 setup=functools.partial(use_device, index),
                 env=thread_env(n_cores_of(context.target)),
                 server=context.server,
+                # After a fault, CUDA fails for the rest of a process.
+                replace_after_error=True,
             )
             if context.farm is None
             else LeasingPool(

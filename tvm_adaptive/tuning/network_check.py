@@ -16,7 +16,6 @@ from typing import Any
 from tvm_adaptive._tvm import (
     Database,
     IRModule,
-    PrimFunc,
     normalize_mod,
     save_json,
     workload_key,
@@ -41,11 +40,11 @@ from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
 from tvm_adaptive.models.frontend.load import slug
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.models.prepare import fastest_forms_of, in_forms, output_counts
+from tvm_adaptive.models.prepare import fastest_forms_of, in_forms
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.tuning.budget import EndCosts
-from tvm_adaptive.tuning.build_check import compare_builds, compared_outputs, tolerances
+from tvm_adaptive.tuning.build_check import compare_functions, compared_outputs, functions_of
 from tvm_adaptive.tuning.library_check import (
     UNTUNED_SHARE,
     FunctionCheck,
@@ -57,7 +56,7 @@ from tvm_adaptive.tuning.library_check import (
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.source_of_difference import source_of_difference
+from tvm_adaptive.tuning.source_of_difference import MOST_SEC, source_of_difference
 from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.tuning.untuned_build import UntunedBuild, tuned_margin
 from tvm_adaptive.values.agreement import outputs_problem
@@ -184,31 +183,31 @@ class NetworkCheck(LibraryCheck):
         return [self._verdict(mod, found) for mod in mods]
 
     def _compare_functions(self) -> ComparedCalls:
-        """Compare the functions of the tuned library with those of the untuned one."""
-        rtol, steps = self._context.config.finish.rtol, self._steps
-        n_outputs = compared_outputs(self._prepared.mod, steps)
-        paths = str(self._untuned), str(self._unchecked)
+        """Compare the functions of the library to check with those of the untuned one."""
         inputs = self._network.telling_inputs(self._context.seed)
-        builds = paths, inputs, self._device_kind
+        most_sec = max(_LEAST_HANG_SEC, _HANG_MARGIN * (self._network_check_sec or 0.0))
         start_sec = time.perf_counter()
-        found = compare_builds(
-            self._context,
-            self._pool,
-            builds,
-            n_outputs,
-            rtol=tolerances({name: self._functions[name] for name in n_outputs}, rtol),
-            steps=steps,
-            most_sec=max(_LEAST_HANG_SEC, _HANG_MARGIN * (self._network_check_sec or 0.0)),
-            in_overtime=True,
-        )
+        found = self._compared(self._unchecked, inputs, most_sec, in_overtime=True)
         self._context.journal.write(
             "network-check",
-            n_functions=len(n_outputs),
+            n_functions=len(compared_outputs(self._prepared.mod, self._steps)),
             n_compared=len(found.n_compared),
             problems=found.problems,
+            unclear=found.unclear,
             seconds=time.perf_counter() - start_sec,
         )
         return found
+
+    def _compared(
+        self, library: Path, inputs: Sequence[Any], most_sec: float, *, in_overtime: bool = False
+    ) -> ComparedCalls:
+        """Compare the functions of a library with those of the untuned one."""
+        builds = (str(self._untuned), str(library)), inputs, self._device_kind
+        return compare_functions(
+            *(self._context, self._pool, self._prepared, builds, self._steps),
+            most_sec=most_sec,
+            in_overtime=in_overtime,
+        )
 
     def _verdict(self, mod: IRModule, found: ComparedCalls) -> FunctionCheck:
         """Return what was found of the functions of one task."""
@@ -218,23 +217,19 @@ class NetworkCheck(LibraryCheck):
         problems = [found.problems[name] for name in names if name in found.problems]
         if problems:
             return FunctionCheck(problems[0])
-        is_checked = all(name in found.n_compared and name in self.covered.tuned for name in names)
+        is_checked = all(
+            name in found.n_compared and name not in found.unclear and name in self.covered.tuned
+            for name in names
+        )
         if not names or not is_checked:
             return FunctionCheck()
         return FunctionCheck("", min(found.seconds.get(name, 0.0) for name in names))
 
     @functools.cached_property
-    def _functions(self) -> dict[str, PrimFunc]:
-        """The functions of the network in all forms, by their names."""
-        mod, alternatives = self._prepared.mod, self._prepared.alternatives
-        direct = {name: mod[name] for name in output_counts(mod)}
-        return direct if alternatives is None else direct | alternatives.functions
-
-    @functools.cached_property
     def _names(self) -> dict[str, list[str]]:
         """The names of the functions of each task, by its workload's key."""
         found: dict[str, list[str]] = {}
-        for name, function in self._functions.items():
+        for name, function in functions_of(self._prepared).items():
             found.setdefault(workload_key(normalize_mod(function)), []).append(name)
         return found
 
@@ -253,6 +248,8 @@ class NetworkCheck(LibraryCheck):
     def __exit__(self, *exception: object) -> None:
         if self._compiling is not None:
             self._compiling.close()
+        if self._original is not None:
+            self._original.close()
         super().__exit__(*exception)
         self._remove_others()
 
@@ -290,7 +287,8 @@ class NetworkCheck(LibraryCheck):
         """Compute the outputs in the framework that the network comes from."""
         start_sec = time.perf_counter()
         try:
-            with contextlib.closing(original):
+            # Where it is timed in the end, its process stays: importing PyTorch takes 2 to 3 s.
+            with contextlib.nullcontext() if self._has_rivals else contextlib.closing(original):
                 self._expected = original.run(self._inputs)
         except Exception as error:  # the framework's own errors, of any kind
             message = f"{original.framework} could not run it: {summary_line(error)}"
@@ -376,8 +374,9 @@ class NetworkCheck(LibraryCheck):
 
     def _use(self, library: Path) -> None:
         """Put a library in the place of the result, whole: what was there may be in use."""
-        os.replace(library, self._path)
+        # First: after a kill in between, what was not compared must not count as what was.
         self._context.journal.write("library", tuned=library == self._unchecked)
+        os.replace(library, self._path)
 
     def _use_untuned(self) -> None:
         """Let the untuned library be the result."""
@@ -469,12 +468,11 @@ class NetworkCheck(LibraryCheck):
             return ""
         if not self._untuned.is_file():
             return f"{problem}; no function is tuned"
-        paths = str(self._untuned), str(path)
-        builds = (paths, self._inputs, self._device_kind)
         source = source_of_difference(
-            *(self._context, self._pool, self._prepared, builds),
+            self._context,
+            lambda: self._compared(path, self._inputs, MOST_SEC),
+            self._prepared,
             tuned=self.covered.tuned,
-            steps=self._steps,
         )
         return f"{problem}; {source}"
 

@@ -31,6 +31,7 @@ from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, n_threads_of, r
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers
 from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.scratch import PREFIX
 
 # Candidates while they are compiled and measured, in the work directory.
 ARTIFACTS_FOLDER = "artifacts"
@@ -91,8 +92,10 @@ def check_parts(config: TuneConfig) -> None:
 def make_parts(session: Session) -> Parts:
     """Construct the parts that a session's configuration names."""
     config, search, budget = session.config, session.config.search, session.budget
-    # Of an attempt that was killed; the run owns its directory.
-    shutil.rmtree(session.work_dir / ARTIFACTS_FOLDER, ignore_errors=True)
+    # Of an attempt that was killed; other files may be a user's.
+    for pattern in ("candidate-*", f"{PREFIX}*"):
+        for left in (session.work_dir / ARTIFACTS_FOLDER).glob(pattern):
+            shutil.rmtree(left, ignore_errors=True)
     is_seeded = config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
     transfer_pool = TransferPool() if is_seeded else None
     trial_log = TrialLog()

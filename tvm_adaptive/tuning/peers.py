@@ -136,14 +136,17 @@ class Rivals:
 
     def _start(self, name: str, framework: str, path: Path) -> None:
         context, original = self._context, self._original
+        assert original is not None
+        kept = original.worker if framework == original.framework else None
         limit_sec = min(_MOST_START_SEC, _START_SHARE * context.budget.left_sec)
-        if limit_sec < _LEAST_START_SEC:
+        # For another framework, a program is imported and exported once more.
+        is_slow = kept is None and path.suffix == ".pt2"
+        if limit_sec < (_START_SEC if is_slow else _LEAST_START_SEC):
             self._leave_out(framework, "no time was left to start it")
             return
-        pool = WorkerPool(1, env=READER_ENV, server=context.server)
+        pool = kept or WorkerPool(1, env=READER_ENV, server=context.server)
         self._stack.callback(pool.close)
-        memory_bytes = None if original is None else original.memory_bytes
-        task = (name, path, self._inputs, self._n_threads, memory_bytes)
+        task = (name, path, self._inputs, self._n_threads, original.memory_bytes)
         (outcome,) = pool.map(open_peer, [task], limit_sec)
         if outcome.error is None:
             self._running.append(_Rival(name, framework, outcome.value, pool))

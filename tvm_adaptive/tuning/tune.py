@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -279,6 +281,10 @@ def run_loaded(
     check_installed(peer_names(options.config.peers))
     with ExitStack() as stack:
         server = stack.enter_context(worker_server())
+        if options.config.cost_model.startswith("rfei"):
+            # It takes a second, for which the search would wait; the reading of a file does, too.
+            forest = ("sklearn.ensemble",)
+            threading.Thread(target=importlib.import_module, args=forest, daemon=True).start()
         model, source = load_model(server)
         session = stack.enter_context(
             open_session(options, budget=budget, model=source, owner=owner, server=server)

@@ -72,7 +72,11 @@ class Dispatcher(Generic[_TaskT, _ResultT]):
             self._open.update(jobs)
             self._queue.extend(jobs)
         if self._overlap:
-            self._wake_thread()
+            try:
+                self._wake_thread()
+            except BaseException:  # nobody would wait for them
+                self._give_up_all("they could not be queued")
+                raise
         else:
             self._serve()
         return [job.answer for job in jobs]

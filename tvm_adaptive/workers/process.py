@@ -77,7 +77,7 @@ class Worker:
         except BrokenPipeError:
             # receive() reports a dead child.
             view = view[:0]
-        # A view keeps the whole task in memory, and a copy of the rest each time takes minutes.
+        # Copies of the rest would take minutes of a large task; at the end, it is released.
         self._unsent = view or memoryview(b"")
 
     def receive(self) -> tuple[Any] | None:

@@ -59,6 +59,7 @@ def lengths(torch, x):
     narrow = whole.int()
     by_tensors = whole.clamp(min=torch.tensor(1)), whole.clamp(torch.tensor(-1), torch.tensor(2))
     by_tensors += narrow.clamp(max=torch.tensor(2, dtype=torch.int32)), x.clamp(x * x, x + 1)
+    by_tensors += (x[0, 0, 0].clamp(x[0, 0, 0] - 1, x[0, 0]),)
     numbers = whole.clamp(min=1), narrow.clamp(max=2), whole.clamp_min(-1), narrow.clamp(-3, 2)
     return *numbers, *by_tensors
 
@@ -127,7 +128,8 @@ def scattered_alike(torch, x):
 
 def long_sums(torch, x):
     many = torch.ones(200, dtype=torch.int8) + (x[0, 0, 0, 0] > 99).to(torch.int8)
-    return many.cumsum(0), many.sum(), many.sum(0, keepdim=True), many[:3].cumprod(0)
+    sums = many.cumsum(0), many.sum(), many.sum(0, keepdim=True), many[:3].cumprod(0)
+    return *sums, torch.ones(4096, dtype=torch.float16).cumsum(0, dtype=torch.float16)
 
 
 def long_products(torch, x):
@@ -149,9 +151,9 @@ def refuse(*_arguments, **_options):
 
 BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner, lengths]
 BY_TVM += [places_of_a_grid, fractions, written_alike, scattered_alike, nearest_by_a_factor]
-BY_TVM += [long_sums]
+BY_TVM += [long_sums, long_products]
 BY_ANY = [scaled_exponentials, nearest_of_a_size, every_second, by_a_factor, smoothed_images]
-BY_ANY += [places_in_pairs, aligned_regions, written_numbers, scattered, long_products]
+BY_ANY += [places_in_pairs, aligned_regions, written_numbers, scattered]
 BY_ANY += [whole_powers, a_single_place]
 
 

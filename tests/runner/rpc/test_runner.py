@@ -126,6 +126,7 @@ def test_an_incomplete_configuration_is_named(monkeypatch):
     [
         ({"max_workers": 0}, "max_workers must be at least 1 but got 0"),
         ({"timeout_sec": -1}, "timeout_sec must be above 0 but got -1"),
+        ({"timeout_sec": float("inf")}, "timeout_sec must be finite"),
         ({"queue_timeout_sec": 0}, "above 0 but got 0"),
         ({"rule": "best"}, "but got 'best'"),
     ],

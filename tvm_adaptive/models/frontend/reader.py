@@ -153,6 +153,7 @@ class ModelReader:
             *(framework_version(*file_format.framework), run, self.close),
             file=lambda _folder: path,
             memory_bytes=limits.memory_bytes,
+            worker=self._pool,
         )
 
     def _run(

@@ -6,6 +6,7 @@ refused goes the next way, through ONNX.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -36,16 +37,23 @@ def _name_of(node: Any) -> str:
     return getattr(node.target, "__name__", "") if is_call else ""
 
 
+def _called(graph: Any, function: Any, *arguments: Any, **options: Any) -> Any:
+    """Return a new node, with an example of its result."""
+    import torch
+
+    found = graph.call_function(function, arguments, options)
+    values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
+    found.meta = {"val": function(*values, **options)}
+    return found
+
+
 def _in_type(graph: Any, node: Any, dtype: Any) -> Any:
     """Return a node with another one's numbers in a type."""
     import torch
 
-    value = node.meta["val"]
-    if value.dtype == dtype:
+    if node.meta["val"].dtype == dtype:
         return node
-    found = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": dtype})
-    found.meta = {"val": value.to(dtype)}
-    return found
+    return _called(graph, torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
 def _scale_second(graph: Any, node: Any) -> None:
@@ -60,8 +68,7 @@ def _scale_second(graph: Any, node: Any) -> None:
     if isinstance(second, torch.fx.Node):
         # The product of an integer and a fraction would be an integer.
         second = _in_type(graph, second, node.meta["val"].dtype)
-        scaled = graph.call_function(torch.ops.aten.mul.Tensor, (second, alpha))
-        scaled.meta = dict(second.meta)
+        scaled = _called(graph, torch.ops.aten.mul.Tensor, second, alpha)
     else:
         scaled = alpha * second
     node.args = (first, scaled)
@@ -84,9 +91,7 @@ def _index_from_start(graph: Any, node: Any) -> None:
     def counted(index: Any, extent: int) -> Any:
         if index is None or index.meta["val"].dtype not in (torch.int32, torch.int64):
             return index  # also masks
-        found = graph.call_function(torch.ops.aten.remainder.Scalar, (index, extent))
-        found.meta = dict(index.meta)
-        return found
+        return _called(graph, torch.ops.aten.remainder.Scalar, index, extent)
 
     node.args = (source, [counted(*pair) for pair in zip(indices, extents, strict=False)])
 
@@ -101,8 +106,7 @@ def _sum_of_window(graph: Any, node: Any) -> None:
     stride, padding, *_, divisor = rest
     n_axes = 2 if "2d" in _name_of(node) else 3
     n_places = math.prod(window) if len(window) == n_axes else window[0] ** n_axes
-    mean = graph.call_function(node.target, (source, window, stride, padding, False, True))
-    mean.meta = dict(node.meta)
+    mean = _called(graph, node.target, source, window, stride, padding, False, True)
     node.target = torch.ops.aten.mul.Tensor
     node.args = (mean, n_places / divisor)
 
@@ -135,18 +139,16 @@ def _bounded_by_tensors(graph: Any, node: Any) -> None:
     functions = {"min": torch.ops.aten.maximum.default, "max": torch.ops.aten.minimum.default}
     steps = [(functions[name], given[name]) for name in functions if given.get(name) is not None]
     for function, bound in steps[:-1]:
-        source = graph.call_function(function, (source, bound))
-        source.meta = dict(node.meta)
+        source = _called(graph, function, source, bound)
     function, bound = steps[-1]
     node.target, node.args, node.kwargs = function, (source, bound), {}
 
 
-def _reduced_in_own_type(_graph: Any, node: Any) -> None:
+def _reduced_in_own_type(graph: Any, node: Any) -> None:
     """Add and multiply in the type of the result: TVM does it in that of the operand."""
-    dtype = node.meta["val"].dtype
-    is_of_operand = node.args[0].meta["val"].dtype == dtype
-    if not is_of_operand or "dtype" in node.kwargs:
-        node.kwargs = {**node.kwargs, "dtype": dtype}
+    source, *rest = node.args
+    node.args = (_in_type(graph, source, node.meta["val"].dtype), *rest)
+    node.kwargs = {name: value for name, value in node.kwargs.items() if name != "dtype"}
 
 
 def _compared_in_common_type(graph: Any, node: Any) -> None:
@@ -175,12 +177,7 @@ def _nearest_by_factor(graph: Any, node: Any) -> None:
     if all(before * factor == after for before, after, factor in triples):
         return
 
-    def call(function: Any, *arguments: Any, **options: Any) -> Any:
-        found = graph.call_function(function, arguments, options)
-        values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
-        found.meta = {"val": function(*values, **options)}
-        return found
-
+    call = functools.partial(_called, graph)
     taken = source
     with source.meta["val"].fake_mode:
         for axis, (before, after, factor) in enumerate(triples, 2):
@@ -228,6 +225,7 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "clamp.Tensor": _bounded_by_tensors,
     "cumsum.default": _reduced_in_own_type,
     "cumprod.default": _reduced_in_own_type,
+    "prod.default": _reduced_in_own_type,
     "sum.default": _reduced_in_own_type,
     "sum.dim_IntList": _reduced_in_own_type,
     "upsample_nearest2d.vec": _nearest_by_factor,
@@ -278,12 +276,6 @@ def _random(_node: Any) -> str:
 def _whole_power(node: Any) -> str:
     """TVM's powers are of floats."""
     return "" if node.meta["val"].dtype.is_floating_point else "that it is of integers"
-
-
-def _narrow_product(node: Any) -> str:
-    """TVM multiplies in the type of the operand."""
-    is_alike = node.args[0].meta["val"].dtype == node.meta["val"].dtype
-    return "" if is_alike else "the type of its result"
 
 
 def _several_images(node: Any) -> str:
@@ -347,7 +339,6 @@ _MISREAD: dict[str, Callable[[Any], str]] = {
     "roi_align.default": _scaled_regions,
     "pow.Scalar": _whole_power,
     "pow.Tensor_Tensor": _whole_power,
-    "prod.default": _narrow_product,
     "bernoulli.p": _random,
     "exponential.default": _random,
     "randn.default": _random,

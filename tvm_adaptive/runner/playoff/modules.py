@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import (
     Target,
     TuningRecord,
     args_info_of,
+    buffer_of,
 )
 from tvm_adaptive.values.trial import FAILED_SEC
 
@@ -62,17 +63,18 @@ def with_plain_weights(mod: IRModule) -> IRModule:
     return schedule.mod if marked else mod
 
 
-def reduction_length(mod: IRModule) -> int:
-    """Return the number of terms in the longest sum of an unscheduled module, at least 1."""
-    longest = 1
+def longest_sums(mod: IRModule) -> dict[str, int]:
+    """Return the terms of the longest sum of an unscheduled module, by the type it adds in."""
+    longest: dict[str, int] = {}
     schedule = Schedule(mod)
-    for block in _blocks(schedule):
+    for block in map(schedule.get, _blocks(schedule)):
         extents = [
             int(axis.dom.extent)
-            for axis in schedule.get(block).iter_vars
+            for axis in block.iter_vars
             if axis.iter_type == axis.CommReduce and hasattr(axis.dom.extent, "value")
         ]
-        longest = max(longest, math.prod(extents))
+        for dtype in {str(buffer_of(region).dtype) for region in block.writes}:
+            longest[dtype] = max(longest.get(dtype, 1), math.prod(extents))
     return longest
 
 

@@ -34,7 +34,7 @@ from tvm_adaptive.runner.playoff.finalist import (
 )
 from tvm_adaptive.runner.playoff.modules import (
     buffers_of,
-    reduction_length,
+    longest_sums,
     scheduled,
     with_plain_weights,
 )
@@ -120,7 +120,7 @@ class Verifier:
             if kernel is None:
                 return error
             self._untuned = kernel
-            self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], reduction_length(mod))
+            self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], longest_sums(mod))
             task = (kernel, self.options.seed, self._reference)
             outcome = self._call(run_reference, task, self.options.reference_timeout_sec)
         except (NoDeviceError, OutOfTimeError):
@@ -162,7 +162,7 @@ class Verifier:
             task = (entry.plain, self.options.seed, self._reference, self._rtol, None)
             outcome = self._call(check, task)
             if outcome.error is None and outcome.value.may_be_rounding and self._untuned:
-                # Without neighbours, no integer may differ.
+                # Without neighbours, nothing that is rounded may differ.
                 untuned, self._untuned = self._untuned, None
                 self._find_neighbours(untuned)
                 outcome = self._call(check, task)
@@ -181,7 +181,7 @@ class Verifier:
         timeout_sec = 2 * N_PAIRS * self.options.reference_timeout_sec  # as many runs
         error = self._call(run_neighbours, task, timeout_sec).error
         if error is not None:
-            self._no_neighbours = f"its integers could not be compared: {summary_line(error)}"
+            self._no_neighbours = f"what it rounds could not be compared: {summary_line(error)}"
 
     def with_equal_results(self, winner: Entry, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that compute exactly what a winner does, which may fail itself."""

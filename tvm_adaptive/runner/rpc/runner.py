@@ -126,6 +126,8 @@ class AdaptiveRPCRunner(QueueingRunner):
         if timeout_sec is None:
             timeout_sec = float(self.rpc_config.session_timeout_sec)
         check_positive("timeout_sec", timeout_sec)
+        if math.isinf(timeout_sec):
+            raise InvalidOptionError("timeout_sec must be finite: a device is leased for as long.")
         check_positive("queue_timeout_sec", queue_timeout_sec)
         self.timeout_sec = timeout_sec
         self.queue_timeout_sec = queue_timeout_sec

@@ -171,3 +171,13 @@ def test_sums_of_exponentials_of_infinities(run_graph):
     nodes = [make("ReduceLogSumExp", ["x", "axes"], ["y"], noop_with_empty_axes=1)]
     (found,) = run_graph(nodes, {"x": x}, {"axes": np.zeros(0, "int64")}, 18)
     np.testing.assert_array_equal(found, x)
+
+
+def test_sums_of_halves(run_graph):
+    x = np.ones((2, 4096), "float16")
+    nodes = [make("Einsum", ["x", "w"], ["product"], equation="ij,jk->ik")]
+    nodes += [make("ReduceL2", ["x"], ["norm"], axes=[1])]
+    found = run_graph(nodes, {"x": x}, {"w": np.ones((4096, 3), "float16")}, opset=13)
+    assert [each.dtype for each in found] == ["float16", "float16"]
+    np.testing.assert_array_equal(found[0], 4096.0)
+    np.testing.assert_array_equal(found[1], 64.0)

@@ -30,7 +30,7 @@ OWN: dict[str, OnnxConverter] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), convert_recurrent),
     "GroupNormalization": elementwise.convert_group_normalization,
     "IsInf": elementwise.convert_is_inf,
-    "LRN": elementwise.convert_in_single_precision,
+    **dict.fromkeys(("Einsum", "LRN"), elementwise.convert_in_single_precision),
     "LayerNormalization": elementwise.convert_layer_normalization,
     "LpNormalization": elementwise.convert_lp_normalization,
     **dict.fromkeys(("Max", "Mean", "Min", "Sum"), elementwise.convert_of_many),

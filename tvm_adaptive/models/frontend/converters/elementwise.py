@@ -262,13 +262,17 @@ def convert_bent(node: OnnxNode) -> Expr:
 
 
 def convert_in_single_precision(node: OnnxNode) -> Expr:
-    """Convert what TVM computes with numbers of float32 alone, such as LRN."""
-    x, *rest = list(node.inputs)
-    dtype = dtype_of(x)
+    """Convert what loses too much in half precision, or what TVM computes in float32 alone."""
+    inputs, dtype = list(node.inputs), dtype_of(node.inputs[0])
     if dtype not in ("float16", "bfloat16"):
         return node.by_tvm()
-    wide = values.cast(node.builder, x, "float32")
-    return values.cast(node.builder, node.by_tvm(inputs=[wide, *rest]), dtype)
+    wide = [
+        cast(node.builder, each, "float32")
+        if each is not None and dtype_of(each) == dtype
+        else each
+        for each in inputs
+    ]
+    return cast(node.builder, node.builder.emit(node.by_tvm(inputs=wide)), dtype)
 
 
 def convert_group_normalization(node: OnnxNode) -> Expr:

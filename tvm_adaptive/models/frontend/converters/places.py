@@ -6,7 +6,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode, as_text
-from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters import elementwise, values
 from tvm_adaptive.models.frontend.converters.values import (
     Array,
     Expr,
@@ -229,12 +229,8 @@ def convert_composite_reduction(node: OnnxNode) -> Expr:
     x, *axes = list(node.inputs)
     is_over_none = all(each is None or not values.known(each, "axes").size for each in axes)
     if node.opset < 18 or not node.number("noop_with_empty_axes") or not is_over_none:
-        dtype = dtype_of(x)
-        if dtype not in ("float16", "bfloat16"):
-            return node.by_tvm()
-        # Squares of a few hundred are infinite.
-        wide = node.by_tvm(inputs=[values.cast(node.builder, x, "float32"), *axes])
-        return values.cast(node.builder, node.builder.emit(wide), dtype)
+        # Squares of a few hundred are infinite in half precision.
+        return elementwise.convert_in_single_precision(node)
     if node.operator == "ReduceSumSquare":
         return op.multiply(x, x)
     return op.log(x) if node.operator == "ReduceLogSum" else op.abs(x)
