@@ -545,6 +545,27 @@ def test_a_playoff_that_is_worth_its_time_is_held_and_its_winner_in_the_network(
     ]
 
 
+@pytest.mark.parametrize(("left_sec", "n_held"), [(15.0, 2), (1.5, 0)])
+def test_a_play_off_saves_no_time_for_what_is_checked_within_the_network(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, left_sec: float, n_held: int
+) -> None:
+    budget, due_secs, hold = budget_with(left_sec, 1000.0), [], finals.hold_playoff
+    budget.plan_reserve(DEFAULT.finish, 2, EndCosts(200.0, 5.0, network_check_sec=1.0))
+    budget.spent_sec += 300.0
+    budget.seconds = 1300.0
+
+    def watched(session: Any, mine: Any, allowance: finals.Allowance, **parts: Any) -> Any:
+        due_secs.append(allowance.due_sec)
+        return hold(session, mine, allowance, **parts)
+
+    monkeypatch.setattr(finals, "hold_playoff", watched)
+    session, check = make_session(budget=budget, target=TARGET), Check("", "")
+    outcomes, *_ = decided(session, monkeypatch, check, [[2e-3, 2e-3], [2e-3, 2e-3]])
+    assert due_secs == [0.0] * n_held
+    assert [each.played_off for each in outcomes] == [n_held > 0] * 2
+    assert [each.in_network for each in outcomes] == [n_held == 0] * 2
+
+
 def test_a_play_off_that_the_time_ended_keeps_the_winner_that_it_has(
     make_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

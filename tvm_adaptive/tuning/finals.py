@@ -347,14 +347,12 @@ def _hold_playoffs(
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
                 reports[index] = dataclasses.replace(held, reason="no-time")
                 continue
+            # What has no play-off is checked within the network, if that is checked.
+            n_due = 0 if most_secs else sum(each.is_due for each in later)
             allowance = Allowance(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,
-                # What has no play-off is checked within the network.
-                due_sec=0.0
-                if most_secs
-                else sum(each.is_due for each in later)
-                * (LEAST_CHECK_SEC + budget.compile_sec / len(order)),
+                due_sec=n_due * (LEAST_CHECK_SEC + budget.compile_sec / len(order)),
                 most_sec=most_secs.get(index, math.inf),
             )
             held = hold_playoff(session, mine, allowance, builder=builder, pool=pool)

@@ -121,6 +121,27 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], int]] = {
               qkv_hidden_sizes=[8, 8, 4])],
         X, {"w": drawn(8, 20), "mask": np.tril(np.ones((2, 6, 6), "int32"))}, 17,
     ),
+    "heads of queries, keys and values": (
+        [node("MultiHeadAttention", "x x x b mask", domain=MICROSOFT, num_heads=2)],
+        X, {"b": drawn(24), "mask": np.array([6 * [1], [1, 1, 1, 1, 0, 0]], "int32")}, 17,
+    ),
+    "heads of another sequence, and those of earlier steps": (
+        [node("MultiHeadAttention", "x other other - - added pk pv", "y k v", domain=MICROSOFT,
+              num_heads=2, scale=0.4)],
+        X, {"other": drawn(2, 5, 8), "added": drawn(1, 2, 6, 8), "pk": drawn(2, 2, 3, 4),
+            "pv": drawn(2, 2, 3, 4)}, 17,
+    ),
+    "weights of four bits": (
+        [node("MatMulNBits", "x packed scales", domain=MICROSOFT, K=8, N=5, bits=4, block_size=16)],
+        X, {"packed": np.arange(40, dtype="uint8").reshape(5, 1, 8) * 6, "scales": drawn(5)}, 17,
+    ),
+    "weights of four bits in blocks with zero points": (
+        [node("MatMulNBits", "wide packed scales zeros", domain=MICROSOFT, K=40, N=3, bits=4,
+              block_size=16)],
+        {"wide": (kinds.FLOAT, [2, 40])},
+        {"packed": np.arange(72, dtype="uint8").reshape(3, 3, 8) * 3, "scales": drawn(9),
+         "zeros": np.array([0x21, 0x03, 0x87, 0x04, 0xF9, 0x0A], "uint8")}, 17,
+    ),
     "regions that are scaled": (
         [node("RoiAlign", "x regions of", output_height=3, output_width=2, sampling_ratio=2,
               spatial_scale=0.125)], IMAGE, ROWS, 16,
@@ -224,7 +245,7 @@ def test_quantised_operators_of_onnx_runtime(operator: str, tmp_path: Path) -> N
     assert found.dtype == expected.dtype
     # A tie is rounded by the last digit of the scales' quotient.
     assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
-    assert np.mean(found != expected) < 0.1
+    assert np.sum(found != expected) <= max(1, found.size // 10)
 
 
 def test_a_result_that_is_not_computed_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tvm_adaptive._tvm.onnx_frontend import OnnxConverter
 from tvm_adaptive.models.frontend.converters import elementwise, fourier, places, quantization
-from tvm_adaptive.models.frontend.converters.attention import convert_attention
+from tvm_adaptive.models.frontend.converters.attention import (
+    convert_attention,
+    convert_multi_head_attention,
+)
 from tvm_adaptive.models.frontend.converters.recurrent import convert_recurrent
 from tvm_adaptive.models.frontend.converters.resize import convert_resize, convert_upsample
 
@@ -35,6 +38,8 @@ OWN: dict[str, OnnxConverter] = {
     "LpNormalization": elementwise.convert_lp_normalization,
     **dict.fromkeys(("Max", "Mean", "Min", "Sum"), elementwise.convert_of_many),
     **dict.fromkeys(("Conv", "MaxPool"), places.convert_windows),
+    "MatMulNBits": quantization.convert_packed_product,
+    "MultiHeadAttention": convert_multi_head_attention,
     "NonMaxSuppression": places.convert_non_max_suppression,
     "OneHot": elementwise.convert_one_hot,
     "Pad": places.convert_pad,
@@ -78,6 +83,7 @@ NOT_STANDARD = frozenset(
     {
         *("FastGelu", "BiasGelu", "QuickGelu", "EmbedLayerNormalization", "Attention"),
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+        *("MatMulNBits", "MultiHeadAttention"),
         *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid"),
         *("QLinearAveragePool", "QLinearGlobalAveragePool"),
     }

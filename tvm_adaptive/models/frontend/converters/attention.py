@@ -32,15 +32,53 @@ def convert_attention(node: OnnxNode) -> Expr:
     queries, keys, these = (
         _heads(node, emit(relax.TupleGetItem(parts, place)), n_heads) for place in range(3)
     )
-    scale = float(node.attributes.get("scale", 0.0)) or 1.0 / math.sqrt(sizes[0] // n_heads)
+    return _attended(node, (queries, keys, these), mask, added)
+
+
+def convert_multi_head_attention(node: OnnxNode) -> Expr:
+    """Convert MultiHeadAttention: queries, keys and values come apart, also from earlier steps."""
+    op, emit = relax.op, node.builder.emit
+    *parts, bias, mask, added, past_keys, past_values = node.inputs[0:8]
+    if any(each is None for each in parts) or len(shape_of(parts[0])) != 3:
+        raise ValueError("queries, keys and values in one tensor are not supported")
+    if node.number("unidirectional"):
+        raise ValueError("unidirectional is not supported")
+    # Keys and values of another sequence may come as heads, which have no bias.
+    is_flat = [len(shape_of(each)) == 3 for each in parts]
+    begin = 0
+    for place, flat in enumerate(is_flat):
+        if bias is not None and flat:
+            end = begin + shape_of(parts[place])[2]
+            own = emit(op.strided_slice(bias, [0], [begin], [end]))
+            parts[place], begin = emit(op.add(parts[place], own)), end
+    n_heads = node.number("num_heads")
+    queries, keys, these = (
+        _heads(node, each, n_heads) if flat else each
+        for each, flat in zip(parts, is_flat, strict=True)
+    )
+    if past_keys is not None:
+        keys = emit(op.concat([past_keys, keys], 2))
+        these = emit(op.concat([past_values, these], 2))
+    result = _attended(node, (queries, keys, these), mask, added)
+    n_outputs = node.attributes["tvm_custom"]["num_outputs"]
+    return relax.Tuple([emit(result), keys, these][:n_outputs]) if n_outputs > 1 else result
+
+
+def _attended(
+    node: OnnxNode, heads: tuple[Expr, Expr, Expr], mask: Expr | None, added: Expr | None
+) -> Expr:
+    """Return the attention of heads, whose results lie side by side."""
+    op, emit, (queries, keys, these) = relax.op, node.builder.emit, heads
+    n_images, n_heads, n_queries, width = shape_of(queries)
+    scale = float(node.attributes.get("scale", 0.0)) or 1.0 / math.sqrt(width)
     scores = emit(op.matmul(queries, emit(op.permute_dims(keys, [0, 1, 3, 2]))))
-    scores = emit(op.multiply(scores, constant(scale, dtype_of(x))))
-    for bias_of_scores in (_mask_bias(node, mask, x), added):
+    scores = emit(op.multiply(scores, constant(scale, dtype_of(queries))))
+    hiding = None if mask is None else _mask_bias(node, mask, scores)
+    for bias_of_scores in (hiding, added):
         if bias_of_scores is not None:
             scores = emit(op.add(scores, bias_of_scores))
-    found = emit(op.matmul(emit(op.nn.softmax(scores)), these))
-    n_images, n_tokens, _ = shape_of(x)
-    return op.reshape(emit(op.permute_dims(found, [0, 2, 1, 3])), [n_images, n_tokens, sizes[2]])
+    found = emit(op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores)), these)), [0, 2, 1, 3]))
+    return op.reshape(found, [n_images, n_queries, n_heads * shape_of(these)[3]])
 
 
 def _heads(node: OnnxNode, x: Expr, n_heads: int) -> Expr:
@@ -50,16 +88,14 @@ def _heads(node: OnnxNode, x: Expr, n_heads: int) -> Expr:
     return node.builder.emit(relax.op.permute_dims(split, [0, 2, 1, 3]))
 
 
-def _mask_bias(node: OnnxNode, mask: Expr | None, x: Expr) -> Expr | None:
-    """Return what a mask, with 0 for keys that it hides, adds to scores; None without one."""
-    if mask is None:
-        return None
-    op, emit, dtype = relax.op, node.builder.emit, dtype_of(x)
-    n_images, n_tokens, _ = shape_of(x)
+def _mask_bias(node: OnnxNode, mask: Expr, scores: Expr) -> Expr:
+    """Return what a mask, with 0 for keys that it hides, adds to scores."""
+    op, emit, dtype = relax.op, node.builder.emit, dtype_of(scores)
+    n_images, _, n_queries, n_keys = shape_of(scores)
     if shape_of(mask) == [n_images]:  # how many keys of each image count
-        rows = constant(np.arange(n_tokens)[None], dtype_of(mask))
+        rows = constant(np.arange(n_keys)[None], dtype_of(mask))
         mask = emit(op.less(rows, emit(op.reshape(mask, [n_images, 1]))))
-    places = {2: [n_images, 1, 1, n_tokens], 3: [n_images, 1, n_tokens, n_tokens]}
+    places = {2: [n_images, 1, 1, n_keys], 3: [n_images, 1, n_queries, n_keys]}
     shape = shape_of(mask)
     if len(shape) not in places or math.prod(shape) != math.prod(places[len(shape)]):
         raise ValueError(f"a mask of the shape {shape} is not supported")

@@ -11,7 +11,14 @@ from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode
 from tvm_adaptive.models.frontend.converters import values
 from tvm_adaptive.models.frontend.converters.places import convert_windows
-from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, shape_of
+from tvm_adaptive.models.frontend.converters.values import (
+    Array,
+    Expr,
+    constant,
+    dtype_of,
+    known,
+    shape_of,
+)
 
 
 def convert_quantize(node: OnnxNode) -> Expr:
@@ -180,3 +187,34 @@ def _spread(node: OnnxNode, value: Expr, x: Expr) -> Expr:
     if shape[0] == 1:
         return emit(op.reshape(value, []))
     return emit(op.reshape(value, [-1 if place == axis else 1 for place in range(rank)]))
+
+
+def convert_packed_product(node: OnnxNode) -> Expr:
+    """Convert MatMulNBits of ONNX Runtime: weights of 4 or 8 bits, with a scale for each block."""
+    x, packed, scales, zeros, order, bias = node.inputs[0:6]
+    n_bits, block = node.number("bits", 4), node.number("block_size")
+    n_inputs, n_outputs = node.number("K"), node.number("N")
+    if order is not None or n_bits not in (4, 8):
+        reason = "g_idx" if order is not None else f"bits {n_bits}"
+        raise ValueError(f"{reason} is not supported")
+    n_blocks = -(-n_inputs // block)
+    rows = _unpacked(known(packed, "weights"), n_bits).reshape(n_outputs, -1)
+    blocks = rows[:, : n_blocks * block].reshape(n_outputs, n_blocks, block).astype("float32")
+    zero = np.full((n_outputs, n_blocks), 2.0 ** (n_bits - 1), "float32")
+    if zeros is not None:
+        zero = known(zeros, "zero_points")
+        zero = _unpacked(zero, n_bits) if zero.dtype == np.uint8 else zero
+        zero = zero.reshape(n_outputs, -1)[:, :n_blocks].astype("float32")
+    scale = known(scales, "scales").reshape(n_outputs, n_blocks).astype("float32")
+    weights = (blocks - zero[..., None]) * scale[..., None]
+    weights = weights.reshape(n_outputs, -1)[:, :n_inputs].T
+    product = relax.op.matmul(x, constant(np.ascontiguousarray(weights), dtype_of(x)))
+    return product if bias is None else relax.op.add(node.builder.emit(product), bias)
+
+
+def _unpacked(numbers: Array, n_bits: int) -> Array:
+    """Return the last axis with a number in each place, the lower half of a byte first."""
+    if n_bits == 8:
+        return numbers
+    halves = np.stack([numbers & 15, numbers >> 4], -1)
+    return halves.reshape(*numbers.shape[:-1], -1)
