@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -84,8 +85,6 @@ def test_other_input_shapes_make_another_model(tmp_path: Path) -> None:
 
 
 def test_the_weights_values_do_not_count_but_their_shapes_do() -> None:
-    import dataclasses
-
     network = load("squeezenet1_1")
     name, value = next(iter(network.params.items()))  # type: ignore[union-attr]
     shape = tuple(int(extent) for extent in value.shape)
@@ -104,3 +103,12 @@ def test_what_cannot_be_computed_is_not_compared(tmp_path: Path) -> None:
     assert not check_same_model({}, now, tmp_path)
     assert not check_same_model({"content": "structure, TVM 0.1:abc"}, now, tmp_path)
     assert content_of("no module").startswith("structure")
+
+
+def test_shapes_that_arrays_give_are_compared_where_both_attempts_have_them(tmp_path: Path) -> None:
+    now = dataclasses.replace(python_source(te_workload("GMM")), input_shapes={"x": [4, 4]})
+    for known in ({}, {"x": [4, 4]}, {"x": [4, 4], "y": [1]}):
+        assert check_same_model(now.as_fields() | {"input_shapes": known}, now, tmp_path)
+    for known in ({"x": [2, 4]}, {"z": [4, 4]}):
+        with pytest.raises(OtherModelError, match="its input shapes"):
+            check_same_model(now.as_fields() | {"input_shapes": known}, now, tmp_path)

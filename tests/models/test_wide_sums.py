@@ -120,12 +120,7 @@ def test_a_weight_of_several_steps_is_converted_once() -> None:
     weight = relax.const(np.eye(4, dtype="float16"))
     mod = module_of(lambda x: op.matmul(op.matmul(x, weight), weight), (4, 4))
     found = with_wide_sums(mod, keeps_operands=False)
-    products = [
-        each.value
-        for each in bindings_of(found["main"])
-        if operator_of(each.value) == "relax.matmul"
-    ]
-    first, second = (call.args[1] for call in products)
+    first, second = (call.args[1] for call in calls_of(found, "relax.matmul"))
     assert str(first.ty.dtype) == "float32"
     assert handle(first) == handle(second)
 
@@ -134,11 +129,7 @@ def test_units_of_gpus_get_halves() -> None:
     kernel = relax.const(np.ones((8, 4, 3, 3), "float16"))
     mod = module_of(lambda x: op.nn.conv2d(x, kernel, padding=1, groups=1), (1, 4, 6, 6))
     mod = with_wide_sums(mod, keeps_operands=True)
-    (call,) = [
-        each.value
-        for each in bindings_of(mod["main"])
-        if operator_of(each.value).endswith("conv2d")
-    ]
+    (call,) = calls_of(mod, "relax.nn.conv2d")
     assert [str(each.ty.dtype) for each in (*call.args, call)] == ["float16", "float16", "float32"]
     assert [int(n) for n in call.attrs.padding] == [1, 1, 1, 1]
     (result,) = calls_of(mod, "relax.astype")

@@ -294,3 +294,12 @@ def test_networks_of_short_types_may_differ_by_last_places(dtype: str) -> None:
     far = (expected.astype("float64") * (1 + 12 * error)).astype(expected.dtype)
     assert outputs_problem([near], [expected], 1e-3) is None
     assert outputs_problem([far], [expected], 1e-3) is not None
+
+
+def test_what_no_rounding_explains_does_not_differ_rarely() -> None:
+    floats, integers = np.linspace(0, 1, 200, dtype="float32"), np.arange(200)
+    assert not differs_rarely([floats, integers], [floats, integers + 7], 1e-3)
+    unwritten = floats.copy()
+    unwritten[3] = np.nan
+    assert not differs_rarely([floats], [unwritten], 1e-3)
+    assert not differs_rarely([integers], [integers], 1e-3)

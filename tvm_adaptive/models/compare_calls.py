@@ -51,7 +51,7 @@ class ComparedCalls:
     n_compared: dict[str, int] = dataclasses.field(default_factory=dict)
     # Which value of the first wrong call differs, and by how much; in the order of the calls.
     problems: dict[str, str] = dataclasses.field(default_factory=dict)
-    # The same where so few values differ that a rounding may explain it: a play-off can tell.
+    # The same where so few values differ that a rounding may explain it: a play-off tells.
     unclear: dict[str, str] = dataclasses.field(default_factory=dict)
     # Seconds of the fastest call in the other build: a rough time, of one or a few calls.
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -32,7 +32,7 @@ class ModelSource:
     """Where a run's model comes from; the journal's ``"model"`` event holds these fields."""
 
     what: str | None  # file, factory or name; None for a module in Python
-    input_shapes: dict[str, list[int]]  # as the user gave them
+    input_shapes: dict[str, list[int]]  # as the user gave them, or as the user's arrays fix them
     content: str  # kind and digest of the model; empty where there is none
     # the file of the user's inputs; relative to the run's directory if the run keeps it there
     inputs: str | None = None
@@ -87,10 +87,12 @@ def check_same_model(before: Mapping[str, Any], now: ModelSource, work_dir: Path
     """Say if a resumed run's model is known to be the same; raise OtherModelError if it is not."""
     kind, _, digest = str(before.get("content") or "").rpartition(":")
     kind_now, _, digest_now = now.content.rpartition(":")
-    shapes = before.get("input_shapes", now.input_shapes)
+    shapes, shapes_now = before.get("input_shapes", {}), now.input_shapes
+    common = shapes.keys() & shapes_now.keys()  # arrays give shapes, too
+    is_other = any(shapes[name] != shapes_now[name] for name in common)
     if kind == kind_now and digest != digest_now:
         change = "the file's content" if kind == "sha256" else "its operators, shapes or types"
-    elif shapes != now.input_shapes:
+    elif is_other or (shapes and shapes_now and not common):
         change = "its input shapes"
     else:
         return kind == kind_now and bool(digest)

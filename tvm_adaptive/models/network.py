@@ -42,7 +42,6 @@ class Original:
     framework: str  # name and version, for messages
     # from the inputs, in the order of ``main``, to the outputs
     run: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]]
-    end: Callable[[], None] | None = None  # ends the process that runs it
     # A file with the model, which may be written to the given folder; None if there is none.
     file: Callable[[Path], Path] | None = None
     memory_bytes: int | None = None  # that a process may allocate which opens the file
@@ -50,8 +49,8 @@ class Original:
 
     def close(self) -> None:
         """Release what :attr:`run` uses; a later call of it takes longer."""
-        if self.end is not None:
-            self.end()
+        if self.worker is not None:
+            self.worker.close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -328,6 +328,7 @@ def _hold_playoffs(
     order = sorted(finalists, key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec))
     total_sec = sum(each.importance_sec for each in finalists.values()) or 1.0
     last_sec = PLAYOFF_CHECK_SEC
+    is_checked_later = bool(most_secs)  # within the network, what has no play-off
     with (
         session.stage("play-off"),
         _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool),
@@ -341,14 +342,13 @@ def _hold_playoffs(
             if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
                 reports[index] = held
                 continue
-            if most_secs and budget.spare_sec < PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC:
+            if is_checked_later and budget.spare_sec < PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC:
                 reports[index] = held  # of one finalist alone, the network's check tells as much
                 continue
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
                 reports[index] = dataclasses.replace(held, reason="no-time")
                 continue
-            # What has no play-off is checked within the network, if that is checked.
-            n_due = 0 if most_secs else sum(each.is_due for each in later)
+            n_due = 0 if is_checked_later else sum(each.is_due for each in later)
             allowance = Allowance(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,

@@ -145,7 +145,8 @@ class Rivals:
             self._leave_out(framework, "no time was left to start it")
             return
         pool = kept or WorkerPool(1, env=READER_ENV, server=context.server)
-        self._stack.callback(pool.close)
+        if kept is None:  # who has lent it closes it
+            self._stack.callback(pool.close)
         task = (name, path, self._inputs, self._n_threads, original.memory_bytes)
         (outcome,) = pool.map(open_peer, [task], limit_sec)
         if outcome.error is None:

@@ -284,7 +284,8 @@ def run_loaded(
         if options.config.cost_model.startswith("rfei"):
             # It takes a second, for which the search would wait; the reading of a file does, too.
             forest = ("sklearn.ensemble",)
-            threading.Thread(target=importlib.import_module, args=forest, daemon=True).start()
+            # Waited for at the program's end: it must not be cut off within an import.
+            threading.Thread(target=importlib.import_module, args=forest).start()
         model, source = load_model(server)
         session = stack.enter_context(
             open_session(options, budget=budget, model=source, owner=owner, server=server)

@@ -150,7 +150,8 @@ class ModelReader:
             return None
         run = functools.partial(self._run, file_format, path, limits)
         return Original(
-            *(framework_version(*file_format.framework), run, self.close),
+            framework_version(*file_format.framework),
+            run,
             file=lambda _folder: path,
             memory_bytes=limits.memory_bytes,
             worker=self._pool,

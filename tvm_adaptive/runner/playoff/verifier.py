@@ -178,7 +178,9 @@ class Verifier:
     def _find_neighbours(self, untuned: Kernel) -> None:
         """Run the untuned module on neighbours of the values, or note why that failed."""
         task = (untuned, self.options.seed, self._reference, self._rtol)
-        timeout_sec = 2 * N_PAIRS * self.options.reference_timeout_sec  # as many runs
+        # As many runs; half of the time is for the other finalists.
+        most_sec = 2 * N_PAIRS * self.options.reference_timeout_sec
+        timeout_sec = min(most_sec, self.left_sec() / 2)
         error = self._call(run_neighbours, task, timeout_sec).error
         if error is not None:
             self._no_neighbours = f"what it rounds could not be compared: {summary_line(error)}"

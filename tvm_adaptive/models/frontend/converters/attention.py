@@ -43,6 +43,8 @@ def convert_multi_head_attention(node: OnnxNode) -> Expr:
         raise ValueError("queries, keys and values in one tensor are not supported")
     if node.number("unidirectional"):
         raise ValueError("unidirectional is not supported")
+    if any(each is not None for each in node.inputs[8:10]):
+        raise ValueError("a buffer of keys and values that is filled in part is not supported")
     # Keys and values of another sequence may come as heads, which have no bias.
     is_flat = [len(shape_of(each)) == 3 for each in parts]
     begin = 0
