@@ -283,9 +283,9 @@ def run_loaded(
         server = stack.enter_context(worker_server())
         if options.config.cost_model.startswith("rfei"):
             # It takes a second, for which the search would wait; the reading of a file does, too.
-            forest = ("sklearn.ensemble",)
-            # Waited for at the program's end: it must not be cut off within an import.
-            threading.Thread(target=importlib.import_module, args=forest).start()
+            imports = threading.Thread(target=importlib.import_module, args=("sklearn.ensemble",))
+            imports.start()
+            stack.callback(imports.join)  # a program must not end within an import
         model, source = load_model(server)
         session = stack.enter_context(
             open_session(options, budget=budget, model=source, owner=owner, server=server)
