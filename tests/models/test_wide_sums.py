@@ -18,14 +18,19 @@ from tvm_adaptive.values.agreement import numpy_dtype
 op = relax.op
 
 
-def result_of(function: Any, x: np.ndarray) -> Any:
-    variable = relax.Var("x", relax.TensorType(x.shape, str(x.dtype)))
+def module_of(function: Any, shape: tuple[int, ...], dtype: str = "float16") -> IRModule:
+    variable = relax.Var("x", relax.TensorType(shape, dtype))
     builder = relax.BlockBuilder()
     with builder.function("main", [variable]):
         with builder.dataflow():
             result = builder.emit_output(builder.emit(function(variable)))
         builder.emit_func_output(result)
-    network = network_of_imported("net", builder.get(), {"x": x.shape})
+    return builder.get()
+
+
+def result_of(function: Any, x: np.ndarray) -> Any:
+    mod = module_of(function, x.shape, str(x.dtype))
+    network = network_of_imported("net", mod, {"x": x.shape})
     target = resolve_target("cpu")
     (found,) = run_network(compile_network(prepare(network, target), None, target), [x])
     return found
@@ -101,16 +106,6 @@ def test_normalisations(name: str, dtype: str) -> None:
     )
 
 
-def module_of(function: Any, *shapes: tuple[int, ...]) -> IRModule:
-    variables = [relax.Var(f"x{i}", relax.TensorType(s, "float16")) for i, s in enumerate(shapes)]
-    builder = relax.BlockBuilder()
-    with builder.function("main", variables):
-        with builder.dataflow():
-            result = builder.emit_output(builder.emit(function(*variables)))
-        builder.emit_func_output(result)
-    return builder.get()
-
-
 def calls_of(mod: IRModule, operator: str) -> list[Any]:
     values = [binding.value for binding in bindings_of(mod["main"])]
     return [value for value in values if operator_of(value) == operator]
@@ -137,9 +132,5 @@ def test_units_of_gpus_get_halves() -> None:
 
 
 def test_what_has_no_halves_stays() -> None:
-    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        builder.emit_func_output(builder.emit(op.sum(x)))
-    mod = builder.get()
+    mod = module_of(op.sum, (2, 3), "float32")
     assert with_wide_sums(mod, keeps_operands=False) is mod
