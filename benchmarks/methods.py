@@ -90,7 +90,7 @@ LADDER: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ladder-3", "+ adaptive runner", {"runner": "adaptive"}),
     ("ladder-4", "+ persistent builder", {"builder": "persistent"}),
     ("ladder-5", "+ dynatune", {"task_scheduler": "dynatune"}),
-    ("ladder-6", "+ search on knobs", {"search.proposer": "distilled"}),
+    ("ladder-6", "+ search on knobs", {"search.proposer": "surrogate"}),
     ("ladder-7", "+ races", {"measure.race": True}),
     ("ladder-8", "+ patience with builds", {"measure.build_patience": 10.0}),
     ("ladder-9", "+ seeds of the family", {"search.seeds": True}),

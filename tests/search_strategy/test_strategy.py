@@ -52,7 +52,7 @@ def test_a_fixed_epsilon_gives_exactly_its_share(make_task, epsilon):
 
 def test_the_journal_has_the_decisions_of_each_candidate(make_task):
     journal = MemoryJournal()
-    strategy = AdaptiveSearch(**SMALL, proposer="distilled", journal=journal)
+    strategy = AdaptiveSearch(**SMALL, proposer="surrogate", journal=journal)
     batch = make_task(strategy, RFEICostModel()).round()
     (event,) = journal.of("round")
     for candidate, (_, parts) in zip(batch, event["decisions"], strict=True):
@@ -159,10 +159,10 @@ def test_a_model_without_variance_fixes_epsilon_and_says_so_once(make_task, capl
 @pytest.mark.parametrize(
     ("proposer", "diversity"),
     [
-        ("distilled", "medoids"),
+        ("surrogate", "medoids"),
         ("evolution", "knobs"),
-        pytest.param("distilled", "none", marks=pytest.mark.slow),
-        pytest.param("distilled", "knobs", marks=pytest.mark.slow),
+        pytest.param("surrogate", "none", marks=pytest.mark.slow),
+        pytest.param("surrogate", "knobs", marks=pytest.mark.slow),
         pytest.param("evolution", "none", marks=pytest.mark.slow),
         pytest.param("evolution", "medoids", marks=pytest.mark.slow),
     ],
@@ -253,7 +253,7 @@ def test_builds_that_cost_much_are_avoided(make_task):
     assert share_of_dear(TrialLog()) < 0.5 * share_of_dear(None)
 
 
-@pytest.mark.parametrize("proposer", ["distilled", "evolution"])
+@pytest.mark.parametrize("proposer", ["surrogate", "evolution"])
 def test_a_runner_learns_the_incumbent_and_the_weights(make_task, proposer, monkeypatch):
     monkeypatch.setattr("tvm_adaptive.search_strategy.strategy.weights_of", lambda _mod: (1,))
     trial_log = TrialLog()
@@ -289,7 +289,7 @@ def test_random_candidates_are_the_rarer_the_dearer_their_build(make_task):
 
 
 def test_a_model_of_stock_is_served_by_evolution(make_task):
-    task = make_task(AdaptiveSearch(**SMALL, proposer="distilled"), ConstantModel())
+    task = make_task(AdaptiveSearch(**SMALL, proposer="surrogate"), ConstantModel())
     assert type(task.proposer).__name__ == "EvolutionProposer"
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
     task = make_task(AdaptiveSearch(**SMALL, proposer="evolution"), model)
@@ -333,7 +333,7 @@ def test_a_broken_round_costs_the_round_and_five_end_the_task(make_task):
         ({"init_measured_ratio": 2.0}, r"init_measured_ratio must be in \[0, 1\] but got 2.0"),
         ({"n_plans": 0}, "n_plans must be at least 1 but got 0"),
         ({"n_samples": 0}, "n_samples must be at least 1 but got 0"),
-        ({"proposer": "oracle"}, "proposer must be one of distilled, evolution but got 'oracle'"),
+        ({"proposer": "oracle"}, "proposer must be one of surrogate, evolution but got 'oracle'"),
         ({"diversity": "much"}, "diversity must be one of none, knobs, medoids but got 'much'"),
         ({"epsilon": -1.0}, "epsilon must be in"),
     ],

@@ -31,6 +31,10 @@ def test_nothing_said_is_the_preset() -> None:
     assert parse_config('preset = "paper"') == PAPER
 
 
+def test_the_former_name_of_a_proposer_is_read() -> None:
+    assert parse_config('[search]\nproposer = "distilled"') == DEFAULT
+
+
 def test_what_is_said_changes_the_preset() -> None:
     config = parse_config(
         """

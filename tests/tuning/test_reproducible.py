@@ -53,7 +53,7 @@ def latency_sec(key: int) -> float | None:
 
 @functools.cache
 def run(
-    n_threads: int, seed: int = 5, proposer: str = "distilled", turn: int = 0
+    n_threads: int, seed: int = 5, proposer: str = "surrogate", turn: int = 0
 ) -> list[dict[str, Any]]:
     """Tune three tasks with so many threads for search and model; return the journal."""
     del turn  # the same, again

@@ -8,7 +8,7 @@ from typing import Any
 from tvm_adaptive.errors import check_at_least, check_choices, check_share
 from tvm_adaptive.search_strategy.exploration import N_PLANS
 
-_CHOICES = {"proposer": ("distilled", "evolution"), "diversity": ("none", "knobs", "medoids")}
+_CHOICES = {"proposer": ("surrogate", "evolution"), "diversity": ("none", "knobs", "medoids")}
 _LEAST = {
     "population_size": 1,
     "n_samples": 1,
@@ -34,13 +34,13 @@ class SearchOptions:
 
     Attributes
     ----------
-    proposer : {"distilled", "evolution"}, default "distilled"
-        ``"distilled"`` searches the decisions that sketches leave open on a forest that
+    proposer : {"surrogate", "evolution"}, default "surrogate"
+        ``"surrogate"`` searches the decisions that sketches leave open on a forest that
         learns, round by round, the cost model's scores of programs, and so makes some
         hundred programs per round; ``"evolution"`` is MetaSchedule's own, which makes a
         thousand and serves any cost model that cannot score features alone.
     n_samples : int, default 24
-        Random candidates of a round of ``"distilled"``, which compete with those of
+        Random candidates of a round of ``"surrogate"``, which compete with those of
         earlier rounds. At least one and a half per candidate of a batch.
     population_size : int, default 256
         Schedules per generation of the evolution; half of TVM's.
@@ -61,10 +61,10 @@ class SearchOptions:
         is random, and half are those of some 25 random schedules that the model, which
         may know other tasks, prefers; a fixed epsilon stays as it is.
     n_analytical : int, default 8
-        Candidates of ``"distilled"`` that a task's first batch is chosen from, beside seeds:
+        Candidates of ``"surrogate"`` that a task's first batch is chosen from, beside seeds:
         those that a model of the processor prefers. 0 begins with random ones. For CPUs.
     prefetch : bool, default True
-        Whether ``"distilled"`` also tries the fastest candidate with its weights prefetched,
+        Whether ``"surrogate"`` also tries the fastest candidate with its weights prefetched,
         where they are large. See :mod:`tvm_adaptive.models.prefetch`. For CPUs.
     n_plans : int, default 20
         Random plans that the posterior's standard deviation is averaged over.
@@ -79,7 +79,7 @@ class SearchOptions:
         When an option is out of its range.
     """
 
-    proposer: str = "distilled"
+    proposer: str = "surrogate"
     n_samples: int = 24
     population_size: int = 256
     genetic_num_iters: int = 3

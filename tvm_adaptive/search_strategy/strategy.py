@@ -64,12 +64,12 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
     Parameters
     ----------
     trial_log : TrialLog or None, default None
-        Has build times if the builder notes them: candidates of ``"distilled"`` are then worth
+        Has build times if the builder notes them: candidates of ``"surrogate"`` are then worth
         their expected improvement per second, and their features are noted for the cost model.
         Gets what a runner needs to know of the task at each batch.
     transfer_pool : TransferPool or None, default None
         The best decisions of tasks of the same family: a task's initial trials then begin
-        with them, fitted to its own extents. Used by ``"distilled"`` only.
+        with them, fitted to its own extents. Used by ``"surrogate"`` only.
     journal : JournalWriter or None, default None
         Gets one ``"round"`` event per round.
     **options : Any
@@ -258,5 +258,5 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
 
 def _portable(proposer: Proposer) -> SurrogateProposer:
     if not isinstance(proposer, SurrogateProposer):
-        raise InvalidOptionError("Only the proposer distilled can search in another process.")
+        raise InvalidOptionError("Only the proposer surrogate can search in another process.")
     return proposer

@@ -70,7 +70,7 @@ class SearchConfig:
     """
 
     n_trials_per_round: int = 16
-    proposer: str = "distilled"
+    proposer: str = "surrogate"
     population_size: int = 128
     genetic_num_iters: int = 3
     epsilon: float | None = None

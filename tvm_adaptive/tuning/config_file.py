@@ -49,12 +49,12 @@ def parse_config(text: str, name: str = "the configuration") -> TuneConfig:
     base_name = given.pop("preset", "default")
     if not isinstance(base_name, str):
         raise InvalidOptionError(f"{name}: preset must be a name but got {base_name!r}.")
-    return _changed(preset(base_name), given, name)
+    return _changed(preset(base_name), _in_present_words(given), name)
 
 
 def config_of_fields(fields: dict[str, Any], name: str) -> TuneConfig:
     """Return the configuration of nested mappings, as in a journal."""
-    return _changed(DEFAULT, fields, name)
+    return _changed(DEFAULT, _in_present_words(fields), name)
 
 
 def write_config(config: TuneConfig) -> str:
@@ -64,6 +64,14 @@ def write_config(config: TuneConfig) -> str:
     plain = {name: value for name, value in options.items() if name not in tables}
     blocks = [_lines(plain), *(f"[{name}]\n{_lines(table)}" for name, table in tables.items())]
     return "\n\n".join(blocks) + "\n"
+
+
+def _in_present_words(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return what files of version 0.1 say as this version says it."""
+    search = fields.get("search")
+    if isinstance(search, dict) and search.get("proposer") == "distilled":
+        return {**fields, "search": {**search, "proposer": "surrogate"}}
+    return fields
 
 
 def _changed(stage: _Stage, given: dict[str, Any], name: str, prefix: str = "") -> _Stage:

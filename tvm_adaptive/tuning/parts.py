@@ -96,7 +96,7 @@ def make_parts(session: Session) -> Parts:
     for pattern in ("candidate-*", f"{PREFIX}*"):
         for left in (session.work_dir / ARTIFACTS_FOLDER).glob(pattern):
             shutil.rmtree(left, ignore_errors=True)
-    is_seeded = config.strategy == "adaptive" and search.proposer == "distilled" and search.seeds
+    is_seeded = config.strategy == "adaptive" and search.proposer == "surrogate" and search.seeds
     transfer_pool = TransferPool() if is_seeded else None
     trial_log = TrialLog()
     cost_model = _cost_model(session, trial_log)
@@ -154,9 +154,9 @@ def _check_lanes(config: TuneConfig) -> None:
     search = config.search
     if search.lanes == 1 and search.ray is None:
         return
-    if (config.strategy, config.cost_model, search.proposer) != ("adaptive", "rfei", "distilled"):
+    if (config.strategy, config.cost_model, search.proposer) != ("adaptive", "rfei", "surrogate"):
         raise InvalidOptionError(
-            "Searching elsewhere (lanes, ray) needs strategy adaptive, its proposer distilled "
+            "Searching elsewhere (lanes, ray) needs strategy adaptive, its proposer surrogate "
             f"and cost model rfei, not {config.strategy}, {search.proposer} and "
             f"{config.cost_model}."
         )
