@@ -125,9 +125,6 @@ def _own_home(
 @pytest.fixture(autouse=True)
 def _leave_the_cores_alone() -> Iterator[None]:
     """Fail a test that binds this process, whose later tests would measure on one core."""
-    if not hasattr(os, "sched_getaffinity"):
-        yield
-        return
     before = os.sched_getaffinity(0)
     yield
     after = os.sched_getaffinity(0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tvm_adaptive._tvm import relax
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, compile_network, export, inference, prepare
 from tvm_adaptive.models.inference import CompiledModel
 from tvm_adaptive.tuning.target import resolve_target
@@ -58,18 +60,44 @@ def test_only_memory_that_others_own_is_copied(
 
 
 def test_a_process_that_was_forked_is_told_so(model: CompiledModel) -> None:
+    model(np.zeros(SHAPE, np.float32))  # this thread has a pool
+    said = errors_in_a_fork(
+        lambda: model(np.zeros(SHAPE, np.float32)),
+        lambda: CompiledModel(model.library, {"x": SHAPE}, {"x": "float32"}, n_threads=2),
+    )
+    first, second = said.splitlines()
+    assert first.startswith("InvalidOptionError: The model was made in another process")
+    assert second.startswith("InvalidOptionError: This process was forked from one that has run")
+
+
+def errors_in_a_fork(*functions: Callable[[], object]) -> str:
+    """Return a line for each function that raises in a forked process."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
-        try:
-            model(np.zeros(SHAPE, np.float32))
-        except BaseException as error:
-            os.write(writes, f"{type(error).__name__}: {error}".encode())
+        for function in functions:
+            try:
+                function()
+            except BaseException as error:
+                os.write(writes, f"{type(error).__name__}: {error}\n".encode())
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads) as answer:
-        assert "InvalidOptionError: The model was made in another process" in answer.read()
+        said = answer.read()
     os.waitpid(child, 0)
+    return said
+
+
+def test_lists_of_what_a_type_cannot_hold_are_refused(tmp_path: Path) -> None:
+    expected = ("n", (2,), "int32")
+    np.testing.assert_array_equal(inference._as_tensor([1, 2], *expected).numpy(), [1, 2])
+    with pytest.raises(InvalidOptionError, match="n is int32, which cannot hold its numbers"):
+        inference._as_tensor([1.7, 2.2], *expected)
+
+
+def test_a_pool_has_at_least_one_thread(model: CompiledModel) -> None:
+    with pytest.raises(InvalidOptionError, match="n_threads must be at least 1 but got 0"):
+        CompiledModel(model.library, {"x": SHAPE}, {"x": "float32"}, n_threads=0)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 5])

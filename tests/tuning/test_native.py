@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,7 @@ from tvm_adaptive.tuning.native import _TEMPLATES, identifier_of, is_supported, 
 from tvm_adaptive.values.cpu_features import CPU_FEATURES
 from tvm_adaptive.workers.environment import processor_flags
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="C programs are written for Linux"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
     finish=FinishConfig(top_k=1, max_task_sec=0.5),
@@ -294,9 +290,15 @@ def test_cmake_builds_both_examples_and_the_folder_can_be_moved(deployed, tmp_pa
 def test_failures_have_a_text_and_free_what_was_made(deployed, tmp_path):
     """Checked for leaks and bad accesses by the compiler's sanitizers, where it has them."""
     program = """
+#define _GNU_SOURCE
+#include <sched.h>
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include "net_model.h"
 int main(void) {
+  cpu_set_t before, after;
+  sched_getaffinity(0, sizeof before, &before);
   static float image[3 * 32 * 32 + 1], shift[10], scores[10], best[3];
   static int64_t places[3];
   const void *inputs[] = {(char *)image + 1, shift}; /* of no alignment */
@@ -320,6 +322,16 @@ int main(void) {
     printf("%d threads\\n", tvm_adaptive_n_threads(model));
     tvm_adaptive_free(model);
   }
+  sched_getaffinity(0, sizeof after, &after);
+  if (!CPU_EQUAL(&before, &after)) return 6;
+  fflush(stdout);
+  if (fork() == 0) {
+    if (tvm_adaptive_load(&net_model, "./net.so", 0) != NULL) _exit(1);
+    puts(tvm_adaptive_error());
+    fflush(stdout);
+    _exit(0);
+  }
+  wait(NULL);
   return 0;
 }
 """
@@ -334,12 +346,13 @@ int main(void) {
         pytest.skip("this compiler has no sanitizers")
     done = run("./failures", cwd=deployed)
     assert done.returncode == 0, done.stdout + done.stderr
-    none, wrong, fewer, *threads = done.stdout.strip().splitlines()
+    none, wrong, fewer, *threads, forked = done.stdout.strip().splitlines()
     assert "none.so" in none
     assert "has no function vm_load_executable" in wrong
     assert fewer == "The library has 3 outputs instead of 1"
     # The first call in a thread decides.
     assert threads == ["1 threads"] * 3
+    assert forked.startswith("This process was forked from one that had loaded a network")
 
 
 @pytest.mark.slow

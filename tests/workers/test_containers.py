@@ -63,7 +63,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "_allowed_cores", lambda: 8)
+    monkeypatch.setattr(cores, "_allowed_cores", lambda: list(range(8)))
 
 
 def test_without_groups_there_is_no_limit(machine: Machine, tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.workers import cores
 from tvm_adaptive.workers.cores import thread_env, usable_physical_cores
 
 needs_two = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
-    reason="binding threads needs Linux and two processors",
+    len(os.sched_getaffinity(0)) < 2, reason="binding threads needs two processors"
 )
 
 
@@ -17,7 +17,7 @@ def in_a_process(body: str) -> str:
     """Run a program that may bind itself, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-c", body],
-        env={**os.environ, **thread_env(2)},
+        env={**os.environ, "TVM_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
         check=True,
@@ -75,6 +75,14 @@ print(os.sched_getaffinity(0) == before)
 done.set()
 """
     assert in_a_process(body) == "True"
+
+
+@pytest.mark.parametrize(
+    ("usable", "is_bound"), [([0, 1], True), ([0, 1, 2], False), ([4, 5], False)]
+)
+def test_tvm_binds_threads_only_where_they_are_the_whole_machine(monkeypatch, usable, is_bound):
+    monkeypatch.setattr(cores, "_allowed_cores", lambda: usable)
+    assert ("TVM_BIND_THREADS" not in thread_env(2)) == is_bound
 
 
 def test_the_number_of_threads_is_said_to_tvm():

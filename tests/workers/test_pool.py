@@ -461,7 +461,6 @@ def oom_score():
     return int(Path("/proc/self/oom_score_adj").read_text())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such scores")
 def test_workers_go_before_the_tuner_when_memory_runs_out(make_pool):
     (outcome,) = make_pool().map(oom_score, [()], TIMEOUT_SEC)
     assert outcome.value == 1000 > oom_score()

@@ -16,10 +16,6 @@ import pytest
 from tvm_adaptive.workers import main as worker_main
 from tvm_adaptive.workers.scratch import OWNER_FILE, Owner, ScratchFolder, remove_abandoned
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux says which process a folder's owner was"
-)
-
 
 def make_in_a_process(place: Path, end: str) -> Path:
     """Have a process make a folder with something in it, and end."""

@@ -12,4 +12,7 @@ def share_threads(n_threads: int) -> None:
     # threading_backend.h: kSpecifyThreadShareAllCore. TVM binds the calling thread, too: to
     # the processors that it may run on already.
     mode, processors = -3, [str(each) for each in sorted(os.sched_getaffinity(0))]
-    tvm.get_global_func("runtime.config_threadpool")(mode, n_threads, processors)
+    configure = tvm.get_global_func("runtime.config_threadpool")
+    # The first call makes as many threads as it names processors; the second frees them.
+    configure(mode, n_threads, processors[:n_threads])
+    configure(mode, n_threads, processors)

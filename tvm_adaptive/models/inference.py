@@ -15,7 +15,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import Tensor, VirtualMachine, from_dlpack, start_thread_pool, tensor
 from tvm_adaptive._tvm.threads import share_threads
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, check_at_least
 from tvm_adaptive.values.agreement import item_bytes, random_array
 from tvm_adaptive.workers import device_session
 
@@ -25,6 +25,12 @@ logger = logging.getLogger(__name__)
 _ALIGNMENT_BYTES = 64
 # numpy's arrays of it cannot be handed to other libraries.
 _NOT_SHARED = "bfloat16"
+# Of each thread, the process in which its pool of threads was made.
+_pools = threading.local()
+_FORKED = (
+    "whose threads a fork does not copy. Make it after the fork and not before, or start "
+    'processes by "spawn".'
+)
 
 
 class CompiledModel:
@@ -74,6 +80,7 @@ class CompiledModel:
         example: Sequence[Any] | None = None,
         keep: object = None,
     ) -> None:
+        check_at_least("n_threads", n_threads, 1)
         self.library = Path(library)
         self.input_shapes = {name: tuple(shape) for name, shape in input_shapes.items()}
         self.input_dtypes = dict(input_dtypes)
@@ -125,14 +132,11 @@ class CompiledModel:
 
     def _run(self, values: Sequence[Any]) -> list[Any]:
         if os.getpid() != self._process:  # a kernel would wait for them without end
-            raise InvalidOptionError(
-                "The model was made in another process, whose threads a fork does not copy. Call "
-                "tvm_adaptive.compile in this one."
-            )
+            raise InvalidOptionError(f"The model was made in another process, {_FORKED}")
         with self._lock:
             if not getattr(self._local, "has_pool", False):
-                self._local.has_pool = True
                 self._make_pool()
+                self._local.has_pool = True
             result = self._main(*values)
         outputs = [result] if hasattr(result, "shape") else list(result)
         for place in self._shared:
@@ -141,12 +145,14 @@ class CompiledModel:
 
     def _make_pool(self) -> None:
         """Let kernels that this thread calls use as many threads as they were tuned for."""
+        check_pool()
+        _pools.process = os.getpid()
         # Not bound to single cores: the program's own threads need some, too.
         share_threads(self.n_threads)
         if (found := start_thread_pool()) != self.n_threads:
             logger.warning(
                 "TVM runs kernels of this thread with %d threads instead of %d: it was used "
-                "here before with another number (TVM_NUM_THREADS).",
+                "here before with fewer, or the thread may use fewer processors.",
                 found,
                 self.n_threads,
             )
@@ -172,10 +178,20 @@ class CompiledModel:
         return tuple(shared)
 
 
+def check_pool() -> None:
+    """Raise InvalidOptionError if a fork has copied this thread's pool, which has no threads."""
+    if getattr(_pools, "process", os.getpid()) != os.getpid():
+        raise InvalidOptionError(
+            f"This process was forked from one that has run a model in this thread, {_FORKED}"
+        )
+
+
 def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return an array as TVM's tensor, without a copy if possible."""
     if not hasattr(array, "shape"):
-        array = np.asarray(array, dtype)
+        given, array = array, np.asarray(array, dtype)
+        if array.dtype.kind in "iub" and not np.array_equal(array, np.asarray(given)):
+            raise InvalidOptionError(f"Input {name} is {dtype}, which cannot hold its numbers.")
     if isinstance(array, np.generic):
         array = np.asarray(array)
     if tuple(array.shape) != shape or _dtype_name(array.dtype) != dtype:

@@ -99,7 +99,7 @@ def measure_artifact(
 
 
 def give_threads_cores() -> None:
-    """Start TVM's thread pool in this process, with one core for each thread."""
+    """Start TVM's thread pool in this process, with one core for each thread that TVM binds."""
     start_thread_pool()
     take_free_core()
 

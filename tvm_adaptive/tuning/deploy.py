@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,9 +159,9 @@ def apply(
                 "does not pass its check here; apply it on that machine"
             )
         with _records(run, context, environment) as records:
-            applied = _compiled(context, model, records, compares_threads=True)
-    assert applied is not None
-    return applied
+            compiled = _compiled(context, model, records)
+        assert compiled is not None
+        return _written(context, model, *compiled)
 
 
 def _refuse_settled(
@@ -189,11 +188,12 @@ def apply_network(
     config: TuneConfig,
     observer: Observer | None = None,
     least_proven_share: float,
-) -> Applied | None:
+) -> tuple[Path, Comparison | None, str] | None:
     """Compile a network for this machine as :func:`apply` does, with the store's records.
 
-    Returns None if an earlier run has proven records of less than a share of its calls, or
-    there is no store; no play-off is held. With a share of 0, does what :func:`apply` does.
+    Returns its library, the comparison and why there is none. None if an earlier run has proven
+    records of less than a share of its calls, or there is no store; no play-off is held. With a
+    share of 0, all records count, as for :func:`apply`.
     """
     with _opened(Path(out_dir), config, None, observer) as context:
         environment = environment_of(context.target, context.config)
@@ -202,7 +202,11 @@ def apply_network(
             if store is None and least_proven_share > 0:
                 return None
         with _records(None, context, environment) as records:
-            return _compiled(context, network, records, least_proven_share)
+            compiled = _compiled(context, network, records, least_proven_share)
+        if compiled is None:
+            return None
+        check, library, comparison = compiled
+        return library, comparison, check.shortfall
 
 
 @contextmanager
@@ -249,9 +253,8 @@ def _compiled(
     model: Network | TIRWorkload,
     records: Callable[[Sequence[ExtractedTask]], list[Finalists]],
     least_proven_share: float = 0.0,
-    *,
-    compares_threads: bool = False,
-) -> Applied | None:
+) -> tuple[Check, Path, Comparison | None] | None:
+    """Compile a model with its records, checked; None if less than a share is proven."""
     tasks, check = tasks_and_check(context, model)
     with check:
         finalists = records(tasks)
@@ -271,8 +274,7 @@ def _compiled(
         comparison = check.measure_tuned(database)
         if check.gives_up_forms(comparison):
             comparison = check.measure_tuned(checked_database(context, finalists, check))
-    library = _library_of(context, model, check, is_tunable=bool(tasks))
-    return _written(context, model, check, library, comparison, compares_threads=compares_threads)
+    return check, _library_of(context, model, check, is_tunable=bool(tasks)), comparison
 
 
 def _written(
@@ -281,12 +283,9 @@ def _written(
     check: Check,
     library: Path,
     comparison: Comparison | None,
-    *,
-    compares_threads: bool,
 ) -> Applied:
     """Write what loads a library and what is known of it."""
-    is_timed = compares_threads and comparison is not None
-    thread_secs = _thread_secs(context, model, library) if is_timed else {}
+    thread_secs = {} if comparison is None else _thread_secs(context, model, library)
     n_threads = min(thread_secs, key=thread_secs.__getitem__, default=n_cores_of(context.target))
     interface, features = interface_of(model), features_of(context)
     runtime = runtime_libraries(library) if _runs_in_c(context, interface) else []
@@ -376,7 +375,7 @@ def _proven_share(tasks: Sequence[ExtractedTask], finalists: Sequence[Finalists]
 
 def _runs_in_c(context: RunContext, interface: Interface) -> bool:
     """Say whether C programs are written: for networks on CPUs, with TVM's files for Linux."""
-    if interface.buffers or device_kind(context.target) != "cpu" or sys.platform != "linux":
+    if interface.buffers or device_kind(context.target) != "cpu":
         return False
     if not is_supported(interface):
         context.observer.note(

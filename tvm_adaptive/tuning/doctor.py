@@ -110,8 +110,8 @@ def check_processor() -> CheckResult:
 def check_cores() -> CheckResult:
     """Check that TVM's runtime will use the physical cores, and no quota stops them."""
     n_cores = usable_physical_cores()
-    (variable, wanted), *_ = thread_env(n_cores).items()
-    given = os.environ.get(variable)
+    variable = "TVM_NUM_THREADS"
+    wanted, given = str(n_cores), os.environ.get(variable)
     text = f"{n_cores} physical cores of {os.cpu_count()} processors"
     if given is not None and given != wanted:
         fix = f"Unset {variable} for tuning, or set it to {wanted}."

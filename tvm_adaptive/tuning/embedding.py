@@ -17,7 +17,7 @@ from tvm_adaptive.database.location import (
     url_of,
     user_store,
 )
-from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError
+from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError, check_at_least
 from tvm_adaptive.models import Network
 from tvm_adaptive.models.content import content_of, python_source
 from tvm_adaptive.models.frontend import (
@@ -29,7 +29,7 @@ from tvm_adaptive.models.frontend import (
     shapes_of_sample,
     with_sample,
 )
-from tvm_adaptive.models.inference import CompiledModel
+from tvm_adaptive.models.inference import CompiledModel, check_pool
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.deploy import apply_network
 from tvm_adaptive.tuning.observer import Observer
@@ -114,6 +114,8 @@ def compile_model(
     WorkerError
         When no library could be compiled or run, or its outputs are wrong.
     """
+    check_at_least("n_threads", n_threads, 1)
+    check_pool()
     target = resolve_target("cpu")
     network = network_of(model, inputs, input_shapes, params)
     folder, keep = _folder(work_dir)
@@ -131,7 +133,7 @@ def compile_model(
         least_proven_share=least_share,
     )
     if applied is not None:
-        library, comparison, shortfall = applied.library, applied.comparison, applied.shortfall
+        library, comparison, shortfall = applied
     else:
         options = RunOptions(
             what=network.name,

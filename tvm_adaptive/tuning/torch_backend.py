@@ -122,6 +122,10 @@ class _Graph:
     def _compile(self, arguments: Sequence[Any]) -> tuple[CompiledModel, _Weights]:
         import torch
 
+        lifted = [place for place in range(len(arguments)) if place not in self._places]
+        held = [*self._graph.parameters(), *self._graph.buffers()]
+        # As they are before a search, in which another thread may change them.
+        weights = _Weights(arguments, lifted, held)
         inputs = tuple(arguments[place].detach() for place in self._places)
         with torch.no_grad():
             module = _frozen(self._graph, arguments, self._places)
@@ -131,10 +135,7 @@ class _Graph:
         if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
             raise _UnsupportedError("it changes its inputs or buffers")
         network = network_of_program(program, "graph", {}, "the graph")
-        model = compile_model(network, **self._options)
-        lifted = [place for place in range(len(arguments)) if place not in self._places]
-        held = [*self._graph.parameters(), *self._graph.buffers()]
-        return model, _Weights(arguments, lifted, held)
+        return compile_model(network, **self._options), weights
 
 
 class _Weights:

@@ -29,7 +29,7 @@ def usable_physical_cores(proc: Path = PROC) -> int:
     Hardware threads of one core share what bounds a tuned kernel. A kernel with more threads
     than a container's processor time would be stopped in the middle of each period.
     """
-    n_cores, quota = _allowed_cores(), cpu_limit(proc)
+    n_cores, quota = len(_allowed_cores()), cpu_limit(proc)
     return n_cores if quota is None else max(1, min(n_cores, math.floor(quota)))
 
 
@@ -46,7 +46,7 @@ def limits_note(n_cores: int, proc: Path = PROC) -> str:
     """Describe what a container's limits change for a run; "" if nothing."""
     quota, memory = cpu_limit(proc), memory_limit(proc)
     n_workers = n_build_workers(n_cores, proc)
-    is_throttled = quota is not None and quota < max(n_cores, _allowed_cores())
+    is_throttled = quota is not None and quota < max(n_cores, len(_allowed_cores()))
     if not is_throttled and (memory is None or n_workers == n_cores):
         return ""
     parts = [] if quota is None else [describe_quota(quota)]
@@ -68,7 +68,11 @@ def thread_env(n_threads: int | None = None) -> dict[str, str]:
     if n_threads is None:
         n_threads = usable_physical_cores()
     check_at_least("n_threads", n_threads, 1)
-    return {"TVM_NUM_THREADS": str(n_threads), "TVM_THREAD_POOL_SPIN_COUNT": str(_SPIN_COUNT)}
+    env = {"TVM_NUM_THREADS": str(n_threads), "TVM_THREAD_POOL_SPIN_COUNT": str(_SPIN_COUNT)}
+    # TVM binds its threads to processors 0, 1, .., whichever this process may use: two runs on
+    # processors of their own (taskset) would both be timed on the same ones.
+    is_whole_machine = _allowed_cores() == list(range(n_threads))
+    return env if is_whole_machine else {**env, "TVM_BIND_THREADS": "0"}
 
 
 def take_free_core() -> None:
@@ -88,13 +92,14 @@ def take_free_core() -> None:
         os.sched_setaffinity(0, free)
 
 
-def _allowed_cores() -> int:
-    """Count the physical cores of this process's affinity, whatever its time quota."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
+def _allowed_cores() -> list[int]:
+    """Return the first processor of each core of this process's affinity, whatever its quota."""
+    first: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            cores.add(siblings.read_text().strip())
+            core = siblings.read_text().strip()
         except OSError:  # some containers hide the topology: every processor counts
-            cores.add(str(cpu))
-    return len(cores)
+            core = str(cpu)
+        first.setdefault(core, cpu)
+    return list(first.values())

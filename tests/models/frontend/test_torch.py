@@ -10,7 +10,11 @@ import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load, with_sample
-from tvm_adaptive.models.frontend.torch_program import network_of_program, open_program
+from tvm_adaptive.models.frontend.torch_program import (
+    network_of_module,
+    network_of_program,
+    open_program,
+)
 from tvm_adaptive.models.network import shape_text
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
@@ -298,6 +302,13 @@ def test_a_factory_of_a_pytorch_module(name, in_factory_dir, check_import):
     assert network.name == f"my_models-{name}"
     check_import(network)
     assert sys.path == path
+
+
+def test_a_module_of_an_exported_program(torch, check_import):
+    exported = torch.export.export(torch.nn.Linear(4, 3), (torch.ones(2, 4),)).module()
+    check_import(
+        network_of_module(exported, (torch.ones(2, 4),), {}, name="net", shapes={}, source="net")
+    )
 
 
 @pytest.mark.parametrize("name", ["relax", "network"])

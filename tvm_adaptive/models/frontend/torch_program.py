@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -118,7 +119,8 @@ def network_of_module(
     """Import a ``torch.nn.Module`` in evaluation mode with its arguments."""
     import torch
 
-    module = module.eval()
+    with contextlib.suppress(NotImplementedError):  # a program's module has no modes
+        module.eval()
     try:
         with quiet():
             program = torch.export.export(module, tuple(inputs), dict(named))

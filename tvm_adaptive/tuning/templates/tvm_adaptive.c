@@ -148,33 +148,60 @@ static int check_processor(const tvm_adaptive_description *description) {
 
 /* Threads */
 
+/* The process in which this thread's pool was made; 0 without one. */
+static _Thread_local pid_t pool_owner;
+
+/* TVM's names of processors, and room for them. */
+typedef struct {
+  char texts[CPU_SETSIZE][12];
+  TVMFFIAny names[CPU_SETSIZE];
+  int n;
+} processor_list;
+
 /* A container or taskset may leave a process some of the processors only. */
-static int usable_processors(void) {
+static void list_processors(processor_list *list) {
   cpu_set_t usable;
-  if (sched_getaffinity(0, sizeof usable, &usable) == 0) return CPU_COUNT(&usable);
-  return (int)sysconf(_SC_NPROCESSORS_ONLN); /* there are more than a cpu_set_t has */
+  if (sched_getaffinity(0, sizeof usable, &usable) != 0) /* there are more than it has room for */
+    memset(&usable, 0xff, sizeof usable);
+  list->n = 0;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (!CPU_ISSET(i, &usable)) continue;
+    snprintf(list->texts[list->n], sizeof list->texts[0], "%d", i);
+    list->names[list->n] = of_text(list->texts[list->n]);
+    ++list->n;
+  }
 }
 
-/* Writes nothing if nothing changes: other threads may read the environment. */
-static void set_variable(const char *name, const char *value) {
-  const char *before = getenv(name);
-  if (before == NULL || strcmp(before, value) != 0) setenv(name, value, 1);
+/* Let this thread's pool use n_threads of its threads, on the first n_names processors. */
+static int configure_pool(processor_list *list, int n_names, int n_threads) {
+  enum { kShareAllProcessors = -3 }; /* kSpecifyThreadShareAllCore of threading_backend.h */
+  const char *action = "Threads could not be started";
+  TVMFFIAny names = {0}, ignored = {0};
+  if (call_global("ffi.Array", list->names, n_names, &names, action) != 0) return -1;
+  TVMFFIAny args[] = {of_int(kShareAllProcessors), of_int(n_threads), names};
+  int status = call_global("runtime.config_threadpool", args, 3, &ignored, action);
+  release(&names);
+  return status;
 }
 
-static int start_threads(tvm_adaptive_model *model, int n_threads) {
-  char text[16];
-  TVMFFIAny number = {0};
-  int n_processors = usable_processors();
-  if (n_threads <= 0) n_threads = model->description->n_threads;
-  if (n_processors > 0 && n_threads > n_processors) n_threads = n_processors;
-  snprintf(text, sizeof text, "%d", n_threads);
-  set_variable("TVM_NUM_THREADS", text);
+/* Make this thread's pool unless it has one. TVM on its own would bind the pools of all threads,
+ * and the threads that call it, to the same first processors of the machine. */
+static int start_threads(int n_threads) {
+  processor_list list;
+  if (pool_owner == getpid()) return 0;
+  if (pool_owner != 0)
+    return fail("This process was forked from one that had loaded a network in this thread, and "
+                "has none of its threads; load networks after the fork");
+  list_processors(&list);
+  if (n_threads > list.n) n_threads = list.n;
   /* Threads wait 4 ms for the next inference before they sleep. By default they take 0.1 to 1 s
    * of the processors after each one, from whatever else runs there. */
   setenv("TVM_THREAD_POOL_SPIN_COUNT", "10000", 0);
-  if (call_global("runtime.NumThreads", NULL, 0, &number, "Threads could not be started") != 0)
+  /* The first call makes as many threads as it names processors; the second frees them. */
+  if (configure_pool(&list, n_threads, n_threads) != 0 ||
+      configure_pool(&list, list.n, n_threads) != 0)
     return -1;
-  model->n_threads = (int)number.v_int64;
+  pool_owner = getpid();
   return 0;
 }
 
@@ -250,10 +277,13 @@ static int check_runtime(void) {
 
 static int load(tvm_adaptive_model *model, const char *path, int n_threads) {
   const tvm_adaptive_description *description = model->description;
-  TVMFFIAny file = of_text(path), ignored = {0};
+  TVMFFIAny file = of_text(path), ignored = {0}, number = {0};
   TVMFFIAny on_cpu[] = {of_int(kDLCPU), of_int(0), of_int(kPooledAllocator)};
   if (check_processor(description) != 0 || check_runtime() != 0) return -1;
-  if (start_threads(model, n_threads) != 0) return -1;
+  if (start_threads(n_threads > 0 ? n_threads : description->n_threads) != 0 ||
+      call_global("runtime.NumThreads", NULL, 0, &number, "Threads could not be started") != 0)
+    return -1;
+  model->n_threads = (int)number.v_int64;
   if (call_global("ffi.ModuleLoadFromFile", &file, 1, &model->library, path) != 0 ||
       call_module(&model->library, "vm_load_executable", NULL, 0, &model->machine, path) != 0 ||
       call_module(&model->machine, "vm_initialization", on_cpu, 3, &ignored, path) != 0)
@@ -283,6 +313,7 @@ tvm_adaptive_model *tvm_adaptive_load(const tvm_adaptive_description *descriptio
 int tvm_adaptive_run(tvm_adaptive_model *model, const void *const *inputs, void *const *outputs) {
   const tvm_adaptive_description *description = model->description;
   TVMFFIAny result = {0};
+  if (start_threads(model->n_threads) != 0) return -1;
   for (int i = 0; i < description->n_inputs; ++i) {
     const DLTensor *tensor = content_of(model->inputs[i].v_obj);
     memcpy(tensor->data, inputs[i], description->inputs[i].n_bytes);

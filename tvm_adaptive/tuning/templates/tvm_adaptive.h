@@ -51,9 +51,10 @@ typedef struct tvm_adaptive_model tvm_adaptive_model;
  *
  * n_threads: number of threads, the calling one included, and at most the processors that this
  * process may use; 0: the fastest number. Each thread that runs networks has threads of its
- * own; how many is decided once, by its first call. The call sets the environment variable
- * TVM_NUM_THREADS, and TVM_THREAD_POOL_SPIN_COUNT unless it is set, so make it before other
- * threads read the environment.
+ * own; how many is decided once, by its first call. They may run on all processors of the
+ * process. The call sets the environment variable TVM_THREAD_POOL_SPIN_COUNT unless it is set,
+ * so make it before other threads read the environment. After a fork, a thread that had loaded
+ * a network cannot run one.
  *
  * Returns NULL on failure, also if this processor lacks an instruction set that is needed.
  */
