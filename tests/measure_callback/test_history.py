@@ -9,6 +9,7 @@ import pytest
 
 from tvm_adaptive.errors import JournalError
 from tvm_adaptive.measure_callback.history import TaskHistory, read_history
+from tvm_adaptive.measure_callback.progress import GIVE_UP_TRIALS, RunProgress, TaskProgress
 
 
 def write(path: Path, *events: dict[str, Any], tail: str = "") -> Path:
@@ -111,6 +112,23 @@ def test_where_a_run_stands(tmp_path: Path) -> None:
     assert progress.tasks[0].best_sec == pytest.approx(2e-3)
     assert math.isinf(progress.weighted_sec)
     assert progress.errors == {"boom": 1}
+
+
+def test_slots_without_a_batch_do_not_count(tmp_path: Path) -> None:
+    """When a run ends, each task that is left has one."""
+    ends = [{"event": "slot-end", "time_sec": 6.0, "task": "conv", "n_rounds": n} for n in (0, 2)]
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
+    n_before = read_history(path).tasks["conv"].n_slots
+    write(path, *ends)
+    assert read_history(path).tasks["conv"].n_slots == n_before + 1
+
+
+def test_tasks_that_are_given_up_do_not_count() -> None:
+    hopeless, known = TaskProgress("a", 2.0, GIVE_UP_TRIALS), TaskProgress("b", 3.0, 8, 0, 1e-3)
+    assert RunProgress([hopeless, known]).weighted_sec == pytest.approx(3e-3)
+    assert math.isinf(RunProgress([hopeless]).weighted_sec)
+    hopeless.n_trials -= 1
+    assert math.isinf(RunProgress([hopeless, known]).weighted_sec)
 
 
 def test_only_a_whole_last_attempt_has_a_report(tmp_path: Path) -> None:

@@ -8,43 +8,13 @@ from hypothesis import strategies as st
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler import index
 
-positive = st.floats(1e-3, 1e3)
-draws = st.lists(positive, min_size=1, max_size=30)
 
-
-def test_twice_the_throughput_halves_the_latency():
-    assert index.gain_samples_ms([200.0], 100.0, 10.0, weight=3.0) == pytest.approx([15.0])
-
-
-@given(draws, positive, positive, positive)
-def test_the_unit_of_throughput_cancels_also_without_flop(samples, incumbent, best_ms, weight):
-    own_scale = index.gain_samples_ms(np.divide(samples, incumbent), 1.0, best_ms, weight)
-    assert index.gain_samples_ms(samples, incumbent, best_ms, weight) == pytest.approx(own_scale)
-    # A task that only moves data has one flop: throughput is then one over latency.
-    incumbent_of_one = 1e-6 / best_ms
-    scaled = np.multiply(np.divide(samples, incumbent), incumbent_of_one)
-    of_one_flop = index.gain_samples_ms(scaled, incumbent_of_one, best_ms, weight)
-    assert of_one_flop == pytest.approx(own_scale)
-
-
-@given(draws, positive, positive, positive)
-def test_a_gain_is_never_negative_nor_above_the_whole_latency(samples, incumbent, best_ms, weight):
-    gains = index.gain_samples_ms(samples, incumbent, best_ms, weight)
-    assert (gains >= 0).all()
-    assert (gains <= weight * best_ms).all()
-
-
-@given(draws, positive)
-def test_the_mean_throughput_promises_more_than_there_is(samples, best_ms):
-    above = np.maximum(samples, 1.0)
-    jensen = index.published_gain_ms(float(above.mean()), 1.0, best_ms, 1.0)
-    assert index.gain_samples_ms(above, 1.0, best_ms, 1.0).mean() <= jensen * (1 + 1e-9) + 1e-9
-
-
-def test_jensen_by_hand():
-    # Stays, or doubles its throughput: half of 10 ms in half of the cases.
-    assert index.gain_samples_ms([1.0, 2.0], 1.0, 10.0, 1.0).mean() == pytest.approx(2.5)
-    assert index.published_gain_ms(1.5, 1.0, 10.0, 1.0) == pytest.approx(10.0 / 3.0)
+@pytest.mark.parametrize(
+    ("mean", "incumbent", "weight", "gain_ms"),
+    [(200.0, 100.0, 3.0, 15.0), (1.5, 1.0, 1.0, 10.0 / 3.0), (1.0, 2.0, 1.0, 0.0)],
+)
+def test_the_papers_gain_is_the_drop_at_the_mean_throughput(mean, incumbent, weight, gain_ms):
+    assert index.published_gain_ms(mean, incumbent, 10.0, weight) == pytest.approx(gain_ms)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +34,6 @@ def test_an_arm_never_played_comes_first_and_the_first_slot_has_no_logarithm_of_
 @pytest.mark.parametrize(("initial_ms", "c"), [(0.99, 0.2), (1.0, 2.0), (30.0, 2.0)])
 def test_small_networks_explore_less(initial_ms, c):
     assert index.exploration_constant(initial_ms) == c
-
-
-def test_bayes_ucb_looks_further_out_as_slots_go_by():
-    assert index.bayes_ucb_level(0) == 0.0
-    assert index.bayes_ucb_level(99) == pytest.approx(0.99)
-    assert index.bayes_ucb(np.arange(101.0), 0.9) == pytest.approx(90.0)
 
 
 def test_epsilon_is_the_share_of_chance(rng):

@@ -61,20 +61,16 @@ def test_milliseconds_per_second_decide(rng):
 @pytest.mark.parametrize(
     ("index", "first", "second"),
     [
-        ("ei", 2.5, 2.0),
         ("epsilon-greedy", 2.5, 2.0),
         ("softmax", 2.5, 2.0),
         # The latency at the mean of the throughput, and a bonus with T = 3.
         ("ucb", 10 / 3 + math.sqrt(2 * math.log(3)), 2.0 + math.sqrt(math.log(3))),
-        ("bayes-ucb", 0.75 * 5.0 / 16.0, 2.0 / 16.0),
     ],
 )
 def test_other_indices_by_hand(index, first, second, rng):
     # Ten ms, halved or not, against ten that surely become eight.
     arms = [arm([10.0], n_slots=1), arm([11.0, 10.0], n_slots=2, sec=2.0)]
     decision = policy({1: [1.0, 2.0], 2: 1.25}, index=index).choose(arms, rng)
-    if index == "ei":
-        first = 2.5 * 0.8413447 + 2.5 * 0.2419707
     assert decision.scores == pytest.approx([first, second], rel=1e-6)
 
 

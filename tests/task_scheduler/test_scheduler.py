@@ -355,7 +355,7 @@ def test_a_plateau_ends_the_run(world, turns):
     world.tune(scheduler, sizes=(16, 32))
     # From trial 20 on nothing is gained; both have had them after slot 6.
     assert len(world.batches) == 10
-    assert world.journal.of("stop")[0]["reason"] == "plateau"
+    assert world.journal.of("stop")[0]["reason"] == scheduler.stop_reason == "plateau"
 
 
 @pytest.mark.parametrize("resets", [True, False])

@@ -1,10 +1,11 @@
+import dataclasses
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.measure_callback.progress import GIVE_UP_TRIALS, RunProgress, TaskProgress
 from tvm_adaptive.tuning.budget import Budget, EndCosts, tuned_compile_sec, tuned_share
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 from tvm_adaptive.values.forms import FormKey
@@ -140,6 +141,35 @@ def test_a_search_within_a_budget_ends_on_a_plateau(make_session, seconds, use_a
         made += 1
     assert made == n_rounds
     assert ("nothing left above 0.5 %" in budget.stop_reason) == (n_rounds == 14)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_interrupted", "expected"),
+    [
+        ("nothing-left", False, "stopped after 0 s: no task promises a gain that can be seen"),
+        ("of a policy", False, "stopped after 0 s: of a policy"),
+        ("all-finished", True, ""),  # as the search returned nothing more
+        ("", False, ""),
+    ],
+)
+def test_why_the_task_scheduler_ended_a_search_is_said(
+    make_session, reason, is_interrupted, expected
+):
+    budget = Budget(None, Clock())
+    budget.interrupted = is_interrupted
+    make_session(budget=budget).scheduler_ended(reason)
+    assert budget.stopped == expected
+
+
+@pytest.mark.parametrize(("n_trials", "is_reached"), [(GIVE_UP_TRIALS, False), (0, True)])
+def test_a_goal_is_that_of_all_tasks(make_session, n_trials, is_reached):
+    budget = Budget(None, Clock())
+    failed = [TaskProgress("b", 1.0, n_trials)] if n_trials else []
+    session = make_session(budget=budget)
+    options = dataclasses.replace(session.options, until_ms=2.0)
+    session = dataclasses.replace(session, options=options)
+    session.check_goal(RunProgress([TaskProgress("a", 1.0, 8, best_sec=1e-3), *failed]))
+    assert bool(budget.stop_reason) == is_reached
 
 
 def test_what_has_ended_does_not_begin_again():

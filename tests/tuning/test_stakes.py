@@ -13,7 +13,6 @@ from tvm_adaptive.tuning.stakes import (
     VISIBLE_SHARE,
     Plateau,
     Stake,
-    Worth,
     plausible_gain,
     worth_playing,
 )
@@ -51,7 +50,7 @@ def test_a_gain_depends_on_the_ratio_alone(
     assert plausible_gain([secs[0], secs[2]]) <= gain + 1e-12  # a worse rival
 
 
-def play(stakes: list[Stake], searched_sec: float = 30.0, **changes: float) -> list[Worth]:
+def play(stakes: list[Stake], searched_sec: float = 30.0, **changes: float) -> dict[int, float]:
     known = {"playoff_sec": 1.7, "allowance_sec": 1e9, **changes}
     return worth_playing(stakes, searched_sec=searched_sec, **known)
 
@@ -59,40 +58,36 @@ def play(stakes: list[Stake], searched_sec: float = 30.0, **changes: float) -> l
 def test_a_second_is_worth_what_a_search_brings_in_it() -> None:
     # Half a network that may gain 5 %: 2.5 % of it. A search of 30 s brings 0.5 % a second.
     stakes = [Stake(1e-3), Stake(2e-3, 0.05), Stake(1e-3, 0.01)]
-    assert play(stakes) == [Worth(1, pytest.approx(5.0))]
+    assert play(stakes) == {1: pytest.approx(5.0)}
     # In a longer search a second brings less, so that more play-offs are worth it.
-    assert [each.index for each in play(stakes, 300.0)] == [1]
-    (first,) = play(stakes, 300.0)
-    assert first.most_sec == pytest.approx(50.0)
+    assert play(stakes, 300.0) == {1: pytest.approx(50.0)}
 
 
 def test_small_savings_that_are_visible_together_are_worth_it() -> None:
     stakes = [Stake(1e-3, 0.018)] * 20
     found = play(stakes, 3600.0)
     # What is left cannot be seen: 0.5 % of the network is five tasks' part.
-    assert [each.index for each in found] == list(range(15))
+    assert list(found) == list(range(15))
 
 
 def test_play_offs_end_with_their_allowance() -> None:
     stakes = [Stake(1e-3, 0.05)] * 4
     assert len(play(stakes, 600.0, allowance_sec=4.0)) == 2
-    assert play(stakes, 600.0, allowance_sec=0.0) == []
-    assert play(stakes, 600.0, allowance_sec=-5.0) == []
+    assert play(stakes, 600.0, allowance_sec=0.0) == {}
+    assert play(stakes, 600.0, allowance_sec=-5.0) == {}
 
 
 @pytest.mark.parametrize("stakes", [[], [Stake(0.0)], [Stake(0.0, 0.05)] * 3, [Stake(1e-3)] * 3])
 def test_nothing_is_played_for_nothing(stakes: list[Stake]) -> None:
-    assert play(stakes, 1e6) == []
+    assert play(stakes, 1e6) == {}
 
 
 @given(STAKES, st.floats(0.0, 1e4), st.floats(0.1, 1e3))
 def test_what_is_not_played_costs_more_than_it_saves_or_is_invisible(
     stakes: list[Stake], searched_sec: float, unit: float
 ) -> None:
-    found = play(stakes, searched_sec)
-    played = {each.index for each in found}
-    assert len(played) == len(found)
-    assert all(each.most_sec >= 1.7 for each in found)
+    played = play(stakes, searched_sec)
+    assert all(most_sec >= 1.7 for most_sec in played.values())
     network_sec = sum(each.importance_sec for each in stakes)
     left = [each for i, each in enumerate(stakes) if i not in played]
     most = max((each.importance_sec * each.gain for each in left), default=0.0)
@@ -102,7 +97,7 @@ def test_what_is_not_played_costs_more_than_it_saves_or_is_invisible(
     assert is_invisible or most * searched_sec / 0.15 <= 1.7 * network_sec * (1 + 1e-9)
     # In another unit of time for the network, the same ones.
     scaled = [Stake(unit * each.importance_sec, each.gain) for each in stakes]
-    assert {each.index for each in play(scaled, searched_sec)} == played
+    assert play(scaled, searched_sec).keys() == played.keys()
 
 
 def first_plateau(latencies: list[float], n_tasks: int = 1) -> int | None:

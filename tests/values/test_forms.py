@@ -11,7 +11,6 @@ from tvm_adaptive.values.forms import (
     fastest_forms,
     form_costs,
     in_use,
-    network_cost,
 )
 
 A, B = FormKey("conv", DIRECT), FormKey("conv", "winograd")
@@ -22,18 +21,15 @@ def test_the_form_of_least_total_is_used() -> None:
     costs = [1.0, 3.0, 3.0, 1.0, 4.0]
     assert form_costs(KEYS, costs) == {"conv": {DIRECT: 6.0, "winograd": 5.0}}
     assert in_use(KEYS, costs) == [True, False, False, True, True]
-    assert network_cost(KEYS, costs) == 6.0
 
 
 def test_a_form_that_lacks_a_time_is_not_used() -> None:
     costs = [1.0, 3.0, 3.0, 1.0, math.inf]
     assert in_use(KEYS, costs) == [True, True, True, False, False]
-    assert network_cost(KEYS, costs) == 7.0
 
 
 def test_without_times_and_for_equal_ones_the_direct_form_is_used() -> None:
     assert in_use(KEYS, [math.inf] * 5) == [True, True, True, False, False]
-    assert network_cost(KEYS, [math.inf] * 5) == math.inf
     assert fastest_forms({"conv": {"winograd": 2.0, DIRECT: 2.0}}) == {"conv": DIRECT}
 
 

@@ -204,8 +204,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--use-all",
         action="store_const",
         const=True,
-        help="search until the budget is spent, also when the second half of the search has "
-        "saved nothing that can be seen",
+        help="search until the budget is spent or no task promises a gain, also when the second "
+        "half of the search has saved nothing that can be seen",
     )
     _add_parts(tune)
     tune.set_defaults(run=run)

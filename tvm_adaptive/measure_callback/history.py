@@ -152,7 +152,8 @@ class History:
             self.errors.update(event.get("errors") or {})
         elif kind == "slot-end":
             task = self._task(event)
-            task.n_slots += 1
+            # When a run ends, each task that is left has a slot without a batch.
+            task.n_slots += event.get("n_rounds") != 0
             task.spent_sec += float(event.get("seconds") or 0.0)
         elif kind == "library":
             self.library_report = None

@@ -6,7 +6,10 @@ import dataclasses
 import math
 from collections import Counter
 
-from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, in_use, network_cost
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, in_use
+
+# Failures without a success after which a task is not expected to have one.
+GIVE_UP_TRIALS = 64
 
 
 @dataclasses.dataclass
@@ -26,6 +29,11 @@ class TaskProgress:
     def share_sec(self) -> float:
         """Seconds of an inference; infinite before the first success."""
         return self.weight * self.best_sec
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether so many trials have failed that none is expected to succeed."""
+        return math.isinf(self.best_sec) and self.n_trials >= GIVE_UP_TRIALS
 
 
 @dataclasses.dataclass
@@ -52,19 +60,21 @@ class RunProgress:
     @property
     def used_tasks(self) -> list[TaskProgress]:
         """The tasks that the network would consist of now: of the fastest forms."""
-        used = in_use(*self._keys_and_costs())
+        keys, costs = [task.key for task in self.tasks], [task.share_sec for task in self.tasks]
+        used = in_use(keys, costs)
         return [task for task, is_used in zip(self.tasks, used, strict=True) if is_used]
 
     @property
     def weighted_sec(self) -> float:
-        """Sum over these tasks of weight times best; infinite until each has a success."""
-        return network_cost(*self._keys_and_costs())
+        """Sum over these tasks of weight times best; infinite until each has a success.
+
+        Those that are given up do not count: they stay untuned.
+        """
+        secs = [task.share_sec for task in self.used_tasks if not task.is_given_up]
+        return math.fsum(secs) if secs else math.inf
 
     def forbid_forms(self) -> None:
         """Use the direct forms from now on, whatever the others take."""
         for task in self.tasks:
             if task.key.form != DIRECT:
                 task.best_sec = math.inf
-
-    def _keys_and_costs(self) -> tuple[list[FormKey], list[float]]:
-        return [task.key for task in self.tasks], [task.share_sec for task in self.tasks]

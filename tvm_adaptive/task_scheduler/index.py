@@ -12,7 +12,7 @@ n_k, T          slots of arm k, and of all arms together               1
 UCB, epsilon-greedy and softmax are those of DynaTune (Zhang et al., ICLR 2021, section 4
 and appendix A). Expected gain per second ranks like the fractional knapsack: for concave
 gains, greedy by gain per second is optimal (Fox, "Discrete Optimization via Marginal
-Analysis", 1966). Bayes-UCB is Kaufmann, Cappe and Garivier (AISTATS 2012).
+Analysis", 1966).
 """
 
 from __future__ import annotations
@@ -31,37 +31,13 @@ EXPLORATION_BELOW_1_MS = 0.2
 EPSILON = 0.05
 
 
-def gain_samples_ms(
-    samples: npt.ArrayLike, incumbent: float, best_ms: float, weight: float
-) -> FloatArray:
-    """Convert draws of throughput into draws of the drop of end-to-end latency.
-
-    Draw by draw, because 1/f is convex: E[flop/f] is above flop/E[f], so the mean
-    throughput overstates the drop.
-
-    Parameters
-    ----------
-    samples : array_like of shape (s,)
-        Throughput at the end of the slot, any unit, higher is better.
-    incumbent : float
-        Throughput now, same unit, above 0.
-    best_ms : float
-        Milliseconds of one run of the incumbent.
-    weight : float
-        How often the task occurs in the network.
-
-    Returns
-    -------
-    ndarray of shape (s,)
-        Milliseconds, never negative, at most ``weight * best_ms``.
-    """
-    ratio = incumbent / np.maximum(np.asarray(samples, dtype=np.float64), incumbent)
-    return np.asarray(weight * best_ms * (1.0 - ratio), dtype=np.float64)
-
-
 def published_gain_ms(mean: float, incumbent: float, best_ms: float, weight: float) -> float:
-    """Return the paper's r: the latency drop at the mean of the forecast throughput."""
-    return float(gain_samples_ms([mean], incumbent, best_ms, weight)[0])
+    """Return the paper's r: the drop of the network's latency at the mean of the forecast, in ms.
+
+    ``mean`` and ``incumbent`` are throughputs of any unit, higher is better; ``weight`` says how
+    often the task occurs in the network.
+    """
+    return weight * best_ms * (1.0 - incumbent / max(mean, incumbent))
 
 
 def exploration_constant(initial_ms: float) -> float:
@@ -94,16 +70,6 @@ def ucb(
     log_total = np.log(max(n_slots_total, 1))
     bonus = np.sqrt(c * log_total / np.maximum(played, 1.0))
     return np.where(played > 0, np.asarray(gains_ms, dtype=np.float64) + bonus, np.inf)
-
-
-def bayes_ucb_level(n_slots_total: int) -> float:
-    """Return the quantile 1 - 1/(T + 1) that Bayes-UCB looks at after T slots."""
-    return 1.0 - 1.0 / (max(n_slots_total, 0) + 1.0)
-
-
-def bayes_ucb(gains_ms: npt.ArrayLike, level: float) -> float:
-    """Return a quantile, in [0, 1], of draws of the gain, of shape (s,), in ms."""
-    return float(np.quantile(np.asarray(gains_ms, dtype=np.float64), level))
 
 
 def epsilon_greedy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -11,18 +12,15 @@ import numpy as np
 from tvm_adaptive.errors import check_at_least, check_choices, check_positive, check_share
 from tvm_adaptive.task_scheduler import index, stages
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
-from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast
+from tvm_adaptive.task_scheduler.forecast.belief import METHODS, forecast_history
 from tvm_adaptive.task_scheduler.forecast.curve import LOG_POWER, CurveFamily
 from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHistory
 from tvm_adaptive.task_scheduler.forms import FormArms
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.stages import WarmUp
-from tvm_adaptive.values.improvement import expected_improvement
 from tvm_adaptive.values.trial import FloatArray
 
-INDICES = ("gain-per-sec", "ucb", "bayes-ucb", "ei", "epsilon-greedy", "softmax")
-# Of the indices, those in milliseconds per second of slot; the others are in milliseconds.
-_PER_SEC = ("gain-per-sec", "bayes-ucb")
+INDICES = ("gain-per-sec", "ucb", "epsilon-greedy", "softmax")
 # Arms whose seconds are unknown (nothing charged yet) count as equally expensive.
 _UNKNOWN_SEC_PER_TRIAL = 1.0
 # Peers that have become better by no more than this leave a forecast as it was.
@@ -37,8 +35,7 @@ class PolicyOptions:
     """Options of a :class:`DynaTunePolicy`."""
 
     # the action function: ``"gain-per-sec"`` (expected end-to-end milliseconds per second of
-    # slot), ``"ucb"`` (the paper's), ``"bayes-ucb"`` (posterior quantile per second), ``"ei"``
-    # (normal posterior), ``"epsilon-greedy"`` or ``"softmax"``
+    # slot), ``"ucb"`` (the paper's), ``"epsilon-greedy"`` or ``"softmax"``
     index: str = "gain-per-sec"
     method: str = "quadrature"  # of the forecast: ``"quadrature"``, ``"emcee"`` or ``"records"``
     family: CurveFamily = LOG_POWER  # of the forecast's curves
@@ -74,6 +71,11 @@ class PolicyOptions:
         check_positive("starve_after", self.starve_after)
         check_positive("peer_margin", self.peer_margin)
 
+    @property
+    def is_per_sec(self) -> bool:
+        """Whether scores are milliseconds per second of slot, not milliseconds."""
+        return self.index == "gain-per-sec"
+
 
 DEFAULT = PolicyOptions()
 # As published: whole slots until the first result, sampled curves, UCB with the
@@ -94,10 +96,9 @@ PRESETS = {"default": DEFAULT, "paper": PAPER}
 class _Outlook:
     """The forecast of one arm in milliseconds, until it is played or its peers improve much."""
 
-    n_trials: int
+    n_slots: int
     peer_gflops: float
     gain_ms: float
-    gains_ms: FloatArray
     published_gain_ms: float
     slot_sec: float
 
@@ -115,7 +116,9 @@ class DynaTunePolicy:
             check_choices("The preset", options, PRESETS)
             options = PRESETS[options]
         self.options = options
-        self._forecast = forecaster or self._own_forecast
+        self._forecast = forecaster or functools.partial(
+            forecast_history, method=options.method, family=options.family
+        )
         self._outlooks: dict[int, _Outlook] = {}
         self._waiting = stages.Starvation()
 
@@ -151,7 +154,7 @@ class DynaTunePolicy:
             if worth_ms[k] < gains_ms[k]:
                 scores[k] *= worth_ms[k] / gains_ms[k]
         for k, (gain_ms, seconds) in openings.items():
-            scores[k] = gain_ms / seconds if options.index in _PER_SEC else gain_ms
+            scores[k] = gain_ms / seconds if options.is_per_sec else gain_ms
         waiting = [k for k in live if worth_ms[k] > 0.0] or live
         arm, n_waited = self._waiting.longest(waiting) if waiting else (-1, 0)
         if n_waited > options.starve_after * len(live):
@@ -160,7 +163,7 @@ class DynaTunePolicy:
             (arm, reason), trials = self._pick(scores, rng), None
         if arm in openings:
             return self._warmed_up(arms, arm, retired)
-        unit = "ms/s" if options.index in _PER_SEC else "ms"
+        unit = "ms/s" if options.is_per_sec else "ms"
         return Decision(arm, reason, trials, scores, unit, retired)
 
     def _warmed_up(self, arms: Sequence[Arm], k: int, retired: tuple[int, ...]) -> Decision:
@@ -179,7 +182,7 @@ class DynaTunePolicy:
             known = self._outlooks.get(k)
             if (
                 known is None
-                or known.n_trials != arms[k].n_trials
+                or known.n_slots != arms[k].n_slots
                 or known.peer_gflops * (1.0 + _PEER_TOLERANCE) < peers_gflops[k]
             ):
                 self._outlooks[k] = self._outlook(arms[k], peers_gflops[k], rng)
@@ -197,31 +200,18 @@ class DynaTunePolicy:
         history = ThroughputHistory(arm.throughput_history(), expected_peak=expected_peak)
         belief = self._forecast(history, horizon, rng)
         return _Outlook(
-            n_trials=arm.n_trials,
+            n_slots=arm.n_slots,
             peer_gflops=peer_gflops,
             gain_ms=arm.weight * arm.best_ms * belief.expected_drop,
-            gains_ms=index.gain_samples_ms(belief.samples, 1.0, arm.best_ms, arm.weight),
             published_gain_ms=index.published_gain_ms(belief.mean, 1.0, arm.best_ms, arm.weight),
             slot_sec=horizon * sec_per_trial,
-        )
-
-    def _own_forecast(
-        self, history: ThroughputHistory, horizon: int, rng: np.random.Generator
-    ) -> Forecast:
-        return forecast(
-            history.best,
-            horizon,
-            method=self.options.method,
-            family=self.options.family,
-            expected_peak=history.expected_peak,
-            rng=rng,
         )
 
     def _scores(self, arms: Sequence[Arm], live: Sequence[int]) -> FloatArray:
         scores = np.full(len(arms), np.nan)
         n_slots = [arm.n_slots for arm in arms]
         total = sum(n_slots)
-        scores[live] = [self._score(self._outlooks[k], total) for k in live]
+        scores[live] = [self._score(self._outlooks[k]) for k in live]
         if self.options.index == "ucb":
             first = [_after(arm, self.options.slot_trials) for arm in arms]
             c = index.exploration_constant(stages.end_to_end_ms(first))
@@ -229,17 +219,10 @@ class DynaTunePolicy:
             scores = np.where(np.isin(np.arange(len(arms)), live), bounds, np.nan)
         return scores
 
-    def _score(self, outlook: _Outlook, n_slots: int) -> float:
-        kind = self.options.index
-        if kind == "ucb":
+    def _score(self, outlook: _Outlook) -> float:
+        if self.options.index == "ucb":
             return outlook.published_gain_ms
-        if kind == "ei":
-            gains = outlook.gains_ms
-            return float(expected_improvement(gains.mean(), gains.std(), 0.0))
-        gain_ms = outlook.gain_ms
-        if kind == "bayes-ucb":
-            gain_ms = index.bayes_ucb(outlook.gains_ms, index.bayes_ucb_level(n_slots))
-        return gain_ms / outlook.slot_sec if kind in _PER_SEC else gain_ms
+        return outlook.gain_ms / outlook.slot_sec if self.options.is_per_sec else outlook.gain_ms
 
     def _pick(self, scores: FloatArray, rng: np.random.Generator) -> tuple[int, str]:
         if self.options.index == "epsilon-greedy":

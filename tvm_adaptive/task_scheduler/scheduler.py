@@ -146,6 +146,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self._records: list[Any] = []  # MetaSchedule's, one per task
         self._arm_table = ArmTable([], [], [])
         self._queue: SlotQueue | None = None
+        self.stop_reason = ""  # why it ended the last run; empty if it did not
         # results by task that MetaSchedule has joined and the arms do not have yet
         self._arrived: dict[int, list[RunnerResult]] = {}
 
@@ -179,6 +180,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def begin(self, max_trials: int, batch: int) -> None:
         """Discard an earlier run; ``tune`` calls this first."""
         self._queue = None
+        self.stop_reason = ""
         self._max_trials = max_trials
         self._batch = batch
         self._arm_table = ArmTable([], [], [])
@@ -195,6 +197,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             queue.charge(queue.current)
         for slot in queue.open_slots:
             queue.close(slot)
+        self.stop_reason = queue.stop_reason
         self._records = []
 
     def results_in(self, index: int, results: list[RunnerResult]) -> None:

@@ -188,6 +188,7 @@ class SlotQueue:
         self._n_empty: Counter[int] = Counter()  # empty batches in a row, by arm
         # the network's milliseconds after each slot, from when every task has a result
         self._totals_ms: list[float] = []
+        self.stop_reason = ""  # why it ended the run; empty if it has not
 
     @property
     def choosable(self) -> tuple[Arm, ...]:
@@ -281,6 +282,7 @@ class SlotQueue:
     def stop(self, reason: str) -> int:
         """Write to log and journal why the run ends; return MetaSchedule's index for no task."""
         logger.info("the task scheduler ends the run: %s", reason)
+        self.stop_reason = reason
         weighted_ms = self.arm_table.weighted_ms
         self.journal.write("stop", reason=reason, n_trials=self.n_sent, weighted_ms=weighted_ms)
         return -1

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvm_adaptive.errors import check_at_least
+from tvm_adaptive.measure_callback.progress import GIVE_UP_TRIALS
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.values.forms import in_use
 
@@ -35,7 +36,7 @@ class WarmUp:
     # follow: random candidates of a GPU fail more often than not
     n_trials: int | None = 4
     # an arm with so many trials and no valid result is given up. Stock's own batch
-    give_up_trials: int = 64
+    give_up_trials: int = GIVE_UP_TRIALS
     # the same in slots, as a search may return fewer trials than it should, or none
     give_up_slots: int = 8
 

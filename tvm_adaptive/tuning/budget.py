@@ -13,7 +13,6 @@ from tvm_adaptive.tuning.stakes import (
     PLAYOFF_SHARE,
     Plateau,
     Stake,
-    Worth,
     plausible_gain,
     worth_playing,
 )
@@ -85,6 +84,7 @@ class _Reserve:
     playoff_sec: float = 0.0  # all play-offs
     check_sec: float = 0.0  # play-offs that only check one record of each task
     n_compilers: int = 1  # processes that compile a network
+    n_tasks: int = 1
     draft_sec: float = 0.0  # to draft a task without trials
 
 
@@ -156,7 +156,7 @@ class Budget:
 
     @property
     def stopped(self) -> str:
-        """When and why the search ended before its seconds were spent; "" if it did not."""
+        """Seconds of the run, and why its search ended before they were spent; "" if not."""
         if not self.stop_reason:
             return ""
         of = "" if self.seconds is None else f" of {self.seconds:.0f}"
@@ -212,6 +212,7 @@ class Budget:
             playoff_sec=min(wanted_sec, most_sec),
             check_sec=min(n_tasks * LEAST_CHECK_SEC, most_sec),
             n_compilers=n_compilers,
+            n_tasks=max(n_tasks, 1),
             draft_sec=_DRAFT_SEC if drafts else 0.0,
         )
 
@@ -276,10 +277,10 @@ class Budget:
             for task in progress.used_tasks
         ]
         allowance_sec = PLAYOFF_SHARE * (self.seconds or 0.0)
-        return min(allowance_sec, sum(each.most_sec for each in self.worthy(stakes, math.inf)))
+        return min(allowance_sec, sum(self.worthy(stakes, math.inf).values()))
 
-    def worthy(self, stakes: Sequence[Stake], spare_sec: float) -> list[Worth]:
-        """Return the play-offs that are worth their time, if so many seconds are left."""
+    def worthy(self, stakes: Sequence[Stake], spare_sec: float) -> dict[int, float]:
+        """Return the play-offs that are worth their time, and the most seconds of each."""
         most_sec = PLAYOFF_CHECK_SEC + self._finish.max_task_sec
         found = worth_playing(
             stakes,
@@ -287,7 +288,7 @@ class Budget:
             playoff_sec=PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC,
             allowance_sec=min(spare_sec, PLAYOFF_SHARE * (self.seconds or 0.0)),
         )
-        return [Worth(each.index, min(each.most_sec, most_sec)) for each in found]
+        return {index: min(sec, most_sec) for index, sec in found.items()}
 
     def reserve_drafts(self, n_wanted: int) -> int:
         """Reserve the seconds that drafts take; return for how many tasks there is time.
@@ -311,9 +312,9 @@ class Budget:
         self.reserve_sec = self._after_sec
 
     @property
-    def compile_sec(self) -> float:
-        """Seconds that compiling all tasks takes, beside those of untuned code."""
-        return self._reserve.costs.compile_sec
+    def compile_task_sec(self) -> float:
+        """Seconds that compiling a task takes, beside those of its untuned code."""
+        return self._reserve.costs.compile_sec / self._reserve.n_tasks
 
     def qualifying_sec(self, finish: FinishConfig) -> float:
         """Return the seconds for the qualifying of all tasks."""

@@ -243,8 +243,9 @@ class FinishConfig:
     max_share : float, default 0.05
         Share of a wall-clock budget that the timings of all play-offs may take; qualifying
         may take as much again. Where only tasks that are worth it have a play-off
-        (``within_network``), these may take a tenth of the budget, and ``max_share`` bounds
-        their qualifying alone.
+        (``within_network``), there are as many as a tenth of the budget has room for at 1.7 s
+        each, each takes at most the seconds in which a search would bring as much, and
+        ``max_share`` bounds their qualifying alone.
     max_task_sec : float, default 8.0
         Seconds that the timings of one play-off may take; builds and checks come on top.
     prefetch : bool, default True

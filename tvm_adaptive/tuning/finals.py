@@ -141,8 +141,7 @@ def decide(
         wanted = {}
     elif budget.checks_network:
         budget.release_playoffs(1.0)
-        worthy = budget.worthy([each.stake for each in finalists], budget.spare_sec)
-        most_secs = {each.index: each.most_sec for each in worthy}
+        most_secs = budget.worthy([each.stake for each in finalists], budget.spare_sec)
         wanted = {index: finalists[index].complete() for index in most_secs}
     with contextlib.closing(VerdictRecorder(session, is_second=is_second)) as recorder:
         reports |= _hold_playoffs(session, wanted, recorder, most_secs)
@@ -352,7 +351,7 @@ def _hold_playoffs(
             allowance = Allowance(
                 share=mine.importance_sec / total_sec,
                 n_left=len(order) - n_done,
-                due_sec=n_due * (LEAST_CHECK_SEC + budget.compile_sec / len(order)),
+                due_sec=n_due * (LEAST_CHECK_SEC + budget.compile_task_sec),
                 most_sec=most_secs.get(index, math.inf),
             )
             held = hold_playoff(session, mine, allowance, builder=builder, pool=pool)

@@ -175,7 +175,8 @@ class TuneReport:
         What the budget was too short for, or why there is no comparison, in words; empty
         otherwise.
     stopped : str
-        When and why the search ended before its budget was spent, in words; empty otherwise.
+        Seconds of the run, and why its search ended before they were spent, in words; empty
+        otherwise.
     """
 
     what: str

@@ -45,6 +45,11 @@ from tvm_adaptive.workers.fork_server import ForkServer
 LEAST_FREE_BYTES = 32 << 20
 # In the run's directory: arrays that it was given in memory.
 INPUTS_FILE = "inputs.npz"
+_SCHEDULER_REASONS = {
+    "nothing-left": "no task promises a gain that can be seen",
+    "all-finished": "no task has anything new to try",
+    "plateau": "many slots in a row saved too little",
+}
 
 
 class CommonOptions(TypedDict, total=False):
@@ -170,7 +175,8 @@ class Session(RunContext):
     def check_goal(self, progress: RunProgress) -> None:
         """End the search if the sum of the tasks is as fast as the user wants."""
         until_ms = self.options.until_ms
-        if until_ms is not None and progress.weighted_sec * 1e3 <= until_ms:
+        is_whole = not any(task.is_given_up for task in progress.used_tasks)
+        if until_ms is not None and is_whole and progress.weighted_sec * 1e3 <= until_ms:
             self._stop(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
 
     def _check_plateau(self, progress: RunProgress) -> None:
@@ -181,6 +187,11 @@ class Session(RunContext):
         budget.plateau.add(budget.searched_sec, progress.weighted_sec)
         if budget.plateau.is_reached(len(progress.used_tasks)):
             self._stop(f"nothing left above {VISIBLE_SHARE * 100:g} % (--use-all goes on)")
+
+    def scheduler_ended(self, reason: str) -> None:
+        """Note why the task scheduler ended the search, unless it was told to."""
+        if reason and not self.budget.should_stop():
+            self._stop(_SCHEDULER_REASONS.get(reason, reason))
 
     def _stop(self, reason: str) -> None:
         """End the search for a reason, once; the rest of the run follows."""

@@ -63,14 +63,6 @@ class Stake:
     gain: float = 0.0  # the share of them that a play-off may save
 
 
-@dataclasses.dataclass(frozen=True)
-class Worth:
-    """A play-off that is worth its time."""
-
-    index: int
-    most_sec: float  # in which a search would bring as much
-
-
 def plausible_gain(secs: Sequence[float]) -> float:
     """Return the share of its time that a task may gain by a play-off; times are fastest first.
 
@@ -87,15 +79,16 @@ def plausible_gain(secs: Sequence[float]) -> float:
 
 def worth_playing(
     stakes: Sequence[Stake], *, searched_sec: float, playoff_sec: float, allowance_sec: float
-) -> list[Worth]:
-    """Return the play-offs that are worth their time, the most valuable first.
+) -> dict[int, float]:
+    """Return the play-offs that are worth their time, the most valuable first, with seconds.
 
-    A play-off is worth its time if a search brings less in the same seconds, and if what
-    the remaining ones can change together is visible in the network's latency.
+    In these seconds a search would bring as much. A play-off is worth its time if a search
+    brings less in the same seconds, and if what the remaining ones can change together is
+    visible in the network's latency.
     """
     network_sec = math.fsum(each.importance_sec for each in stakes)
     savings = [each.importance_sec * each.gain for each in stakes]
-    left_sec, found = math.fsum(savings), list[Worth]()
+    left_sec, found = math.fsum(savings), dict[int, float]()
     for index in sorted(range(len(stakes)), key=lambda i: -savings[i]):
         if left_sec <= VISIBLE_SHARE * network_sec:
             break
@@ -103,6 +96,6 @@ def worth_playing(
         allowance_sec -= playoff_sec
         if most_sec < playoff_sec or allowance_sec < 0.0:
             break
-        found.append(Worth(index, most_sec))
+        found[index] = most_sec
         left_sec -= savings[index]
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -317,15 +316,14 @@ def _tune_tasks(
         check.release_device()
         _plan_reserve(session, tasks, check)
         progress = _search(session, tasks, contexts, parts, check.forms)
-    decide_now = functools.partial(
-        decide, session, tasks, contexts, progress, check, draft=parts.draft
-    )
-    database, outcomes = decide_now()
-    comparison = check.measure_tuned(database)
-    if check.gives_up_forms(comparison):
-        progress.forbid_forms()
-        database, outcomes = decide_now(is_second=True)
+    for is_second in (False, True):
+        database, outcomes = decide(
+            *(session, tasks, contexts, progress, check), draft=parts.draft, is_second=is_second
+        )
         comparison = check.measure_tuned(database)
+        if is_second or not check.gives_up_forms(comparison):
+            break
+        progress.forbid_forms()
     report = TuneReport(
         what=what,
         target=describe_target(session.target),
@@ -394,6 +392,8 @@ def _search(
             scheduler.restore(history.tasks)
             scheduler.set_forms(forms)
         _tune_contexts(session, contexts, progress, parts, n_left)
+    if scheduler is not None:
+        session.scheduler_ended(scheduler.stop_reason)
     budget = session.budget
     session.journal.write(
         "reserve",

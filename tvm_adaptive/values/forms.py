@@ -6,7 +6,6 @@ or several tasks. The form without a name is the network as it was prepared.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -25,14 +24,7 @@ NO_FORM = FormKey()
 
 
 def form_costs(keys: Sequence[FormKey], costs: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Return the cost of each form of each group: the sum of its tasks'; lower is better.
-
-    Parameters
-    ----------
-    keys : sequence of FormKey
-    costs : sequence of float
-        One per key, such as calls times milliseconds; infinite where it is not known.
-    """
+    """Return the cost of each form of each group, the sum of its tasks'; infinite if one is."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for key, cost in zip(keys, costs, strict=True):
         if key.group:
@@ -54,9 +46,3 @@ def in_use(keys: Sequence[FormKey], costs: Sequence[float]) -> list[bool]:
         return [True] * len(keys)
     fastest = fastest_forms(form_costs(keys, costs))
     return [not key.group or fastest[key.group] == key.form for key in keys]
-
-
-def network_cost(keys: Sequence[FormKey], costs: Sequence[float]) -> float:
-    """Return the sum of the costs of the tasks in use; infinite if one is not known."""
-    used = in_use(keys, costs)
-    return math.fsum(cost for cost, is_used in zip(costs, used, strict=True) if is_used)

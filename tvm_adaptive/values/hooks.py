@@ -91,7 +91,9 @@ class RunnerHooks(Protocol):
 
 @runtime_checkable
 class SchedulerHooks(Protocol):
-    """A task scheduler that knows what was measured before."""
+    """A task scheduler that knows what was measured before, and why it ended a run."""
+
+    stop_reason: str  # empty if it did not end the last run
 
     def restore(self, earlier: Mapping[str, Any]) -> None:
         """Begin where earlier attempts of the run ended; by the names of tasks."""

@@ -35,8 +35,6 @@ def test_never_below_the_incumbent_whatever_is_expected(method, family, best, m,
     assert (belief.samples >= best[-1]).all()
     assert belief.mean >= best[-1]
     assert np.isfinite(belief.samples).all()
-    assert np.isfinite(belief.std)
-    assert belief.std >= 0
 
 
 @pytest.mark.parametrize("method", FAST)
@@ -54,7 +52,7 @@ def test_a_change_of_units_changes_only_the_units(method, best, unit):
     before = believe(best, method=method, expected_peak=3 * best[-1])
     after = believe(unit * best, method=method, expected_peak=unit * 3 * best[-1])
     assert after.mean == pytest.approx(unit * before.mean, rel=1e-6)
-    assert after.std == pytest.approx(unit * before.std, rel=1e-4, abs=1e-9 * unit * best[-1])
+    np.testing.assert_allclose(after.samples, unit * before.samples, rtol=1e-6)
 
 
 def test_the_published_belief_does_not_depend_on_the_unit_either(family):
@@ -69,8 +67,7 @@ def test_the_published_belief_does_not_depend_on_the_unit_either(family):
 @pytest.mark.parametrize("best", [[], [0.0], [0.0] * 50])
 def test_without_a_success_nothing_is_known(method, best):
     belief = believe(best, method=method)
-    assert (belief.mean, belief.std, belief.method) == (0.0, 0.0, "records")
-    assert belief.warning == "no success yet"
+    assert (belief.mean, list(belief.samples)) == (0.0, [0.0])
 
 
 @pytest.mark.parametrize(
@@ -79,8 +76,7 @@ def test_without_a_success_nothing_is_known(method, best):
 )
 def test_few_trials_are_left_to_the_records(method, best):
     belief = believe(best, method=method)
-    assert belief.method == "records"
-    assert belief.warning == f"{len(best)} trials are too few for a curve"
+    np.testing.assert_array_equal(belief.samples, believe(best, method="records").samples)
     assert belief.mean > best[-1]
 
 
@@ -96,7 +92,7 @@ def test_awkward_histories_get_a_forecast(method, best):
 @pytest.mark.parametrize("best", [[1.0, 1.0], [0.0, 2.0], [1.0, 1.5, 1.5, 3.0]])
 def test_the_grid_needs_two_trials_only(best):
     belief = believe(best, 16)
-    assert belief.method == "quadrature"
+    assert belief.mean != believe(best, 16, method="records").mean
     assert 0.0 < belief.expected_drop < 0.5
 
 
@@ -120,18 +116,19 @@ def test_data_overrule_what_was_expected():
 @pytest.mark.parametrize("method", METHODS)
 def test_no_trials_no_change(method):
     belief = believe(np.linspace(1, 2, 20), 0, method=method)
-    assert (belief.mean, belief.std) == (2.0, 0.0)
+    assert (belief.mean, set(belief.samples)) == (2.0, {2.0})
 
 
-def test_a_failed_fit_is_left_to_the_records():
+def test_a_failed_fit_is_left_to_the_records(caplog):
     # At 0.4 of its limit at the most, a curve that has reached 2 tends to 5.
     slow = dataclasses.replace(
         LOG_POWER, name="slow", basis_function=lambda *args: 0.4 * LOG_POWER.basis_function(*args)
     )
     best = np.linspace(1, 2, 20)
-    belief = believe(best, family=slow)
-    assert belief.method == "records"
-    assert "family slow stays below the ceiling" in belief.warning
+    with caplog.at_level("INFO"):
+        belief = believe(best, family=slow)
+    assert belief.mean == believe(best, method="records").mean
+    assert "family slow stays below the ceiling" in caplog.text
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,7 +5,6 @@ from tvm_adaptive.task_scheduler.forecast.curve import LOG_POWER
 from tvm_adaptive.task_scheduler.forecast.emcee_chains import (
     Posterior,
     acceptance,
-    chain_warning,
     fit_least_squares,
     forecast_emcee,
     last_segment,
@@ -76,40 +75,6 @@ def test_the_chain_moves_and_keeps_the_constraints(family, seed):
     assert np.isfinite(posterior(chain.reshape(-1, chain.shape[2]))).all()
 
 
-def test_a_healthy_chain_has_no_warning():
-    chain = healthy_chain()
-    np.testing.assert_allclose(acceptance(chain), 0.5, atol=0.1)
-    assert chain_warning(chain) == ""
-
-
-def test_a_frozen_chain_is_detected():
-    # What the published start gives when it lies outside of the prior: each walker stays
-    # where the jitter of 1e-6 put it.
-    start = 1.0 + 1e-6 * np.random.default_rng(0).standard_normal((10, 4))
-    chain = np.repeat(start[None], 500, axis=0)
-    assert "the chain is frozen: 0.00 of the steps accepted, not 0.1 to 0.9" in chain_warning(chain)
-
-
-def test_a_chain_that_accepts_everything_is_detected():
-    steps = 1e-9 * np.random.default_rng(0).standard_normal((500, 10, 4))
-    assert "the chain is diffusing: 1.00" in chain_warning(np.cumsum(steps, axis=0))
-
-
-def test_a_stuck_walker_is_detected():
-    chain = healthy_chain()
-    chain[:, 3] = chain[0, 3]
-    assert chain_warning(chain) == "1 of 10 walkers are stuck"
-
-
-def test_slow_mixing_is_detected():
-    # Random walks that rest at every other step: accepted half of the time, going nowhere.
-    steps = np.random.default_rng(0).standard_normal((500, 10, 4))
-    steps[::2] = 0.0
-    assert "steps are less than 10 autocorrelation times of" in chain_warning(
-        np.cumsum(steps, axis=0)
-    )
-
-
 def test_a_frozen_chain_makes_no_forecast(monkeypatch):
     module = "tvm_adaptive.task_scheduler.forecast.emcee_chains.run_chain"
     monkeypatch.setattr(module, lambda posterior, rng: np.ones((500, 10, 4)))
@@ -123,8 +88,7 @@ def test_two_hundred_samples_not_below_the_incumbent(family):
     assert forecast.samples.shape == (200,)
     assert (forecast.samples >= history.incumbent).all()
     assert forecast.mean == pytest.approx(forecast.samples.mean())
-    assert forecast.std == pytest.approx(forecast.samples.std())
-    assert forecast.std > 1e-4 * history.incumbent, "start jitter is no uncertainty"
+    assert forecast.samples.std() > 1e-4 * history.incumbent, "start jitter is no uncertainty"
 
 
 def test_the_same_seed_gives_the_same_forecast_and_another_does_not():

@@ -110,14 +110,12 @@ def test_large_past_jumps_promise_large_ones():
 
 
 @pytest.mark.parametrize("values", [[], [0.0] * 20])
-def test_without_a_success_it_says_so(values):
+def test_without_a_success_nothing_is_expected(values):
     forecast = records(values, 16)
-    assert forecast.mean == forecast.std == 0.0
+    assert forecast.mean == 0.0
     assert (forecast.samples == 0).all()
-    assert forecast.warning == "no success yet"
 
 
-def test_mean_and_std_are_those_of_the_samples():
+def test_the_mean_is_that_of_the_samples():
     forecast = records(np.linspace(1, 1.3, 12), 12, n_samples=400_000)
     assert forecast.samples.mean() == pytest.approx(forecast.mean, rel=1e-3)
-    assert forecast.samples.std() == pytest.approx(forecast.std, rel=0.03)

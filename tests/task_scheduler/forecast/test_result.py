@@ -56,14 +56,14 @@ def test_what_is_expected_counts_until_it_is_reached(peak, gain):
 
 def test_the_expected_drop_is_converted_draw_by_draw():
     # Stays, or doubles its throughput: half of the latency in half of the cases.
-    drawn = Forecast(3.0, 1.0, np.array([2.0, 4.0]), "records", incumbent=2.0)
+    drawn = Forecast(3.0, np.array([2.0, 4.0]), incumbent=2.0)
     assert drawn.expected_drop == pytest.approx(0.25)
     assert dataclasses.replace(drawn, exact_drop=0.2).expected_drop == 0.2
-    assert unchanged(history([3.0]), "records").expected_drop == 0.0
-    assert unchanged(history([0.0]), "records").expected_drop == 0.0
+    assert unchanged(history([3.0])).expected_drop == 0.0
+    assert unchanged(history([0.0])).expected_drop == 0.0
 
 
 def test_quantiles_are_those_of_the_samples():
-    forecast = Forecast(1.25, 0.4, np.array([1.0, 2.0, 1.0, 1.0]), "records", "", 1.0)
+    forecast = Forecast(1.25, np.array([1.0, 2.0, 1.0, 1.0]), 1.0)
     np.testing.assert_array_equal(forecast.quantile([0.0, 0.5, 1.0]), [1.0, 1.0, 2.0])
-    assert math.isclose(unchanged(history([3.0]), "records").mean, 3.0)
+    assert math.isclose(unchanged(history([3.0])).mean, 3.0)

@@ -76,13 +76,24 @@ def forecast(
     history = ThroughputHistory(best, expected_peak)
     if horizon_trials < 0:
         raise ValueError(f"horizon_trials must not be negative but got {horizon_trials}.")
+    return forecast_history(history, horizon_trials, rng, method=method, family=family)
+
+
+def forecast_history(
+    history: ThroughputHistory,
+    horizon_trials: int,
+    rng: np.random.Generator,
+    *,
+    method: str,
+    family: CurveFamily,
+) -> Forecast:
+    """Forecast from a history that was checked."""
     if method == record_breaks.METHOD or history.incumbent <= 0:
         return record_breaks.forecast_records(history, horizon_trials, rng)
     if len(history) < _MIN_TRIALS[method]:
-        reason = f"{len(history)} trials are too few for a curve"
-        return record_breaks.forecast_records(history, horizon_trials, rng, warning=reason)
+        return record_breaks.forecast_records(history, horizon_trials, rng)
     if horizon_trials == 0:
-        return unchanged(history, method)
+        return unchanged(history)
     try:
         if method == quadrature.METHOD:
             return quadrature.forecast_quadrature(history, horizon_trials, rng, family)
@@ -90,4 +101,4 @@ def forecast(
         return emcee_chains.forecast_emcee(history, horizon_trials, rng, family, start)
     except NoFitError as error:
         logger.info("Forecasting from records instead of by %s: %s", method, error)
-        return record_breaks.forecast_records(history, horizon_trials, rng, warning=str(error))
+        return record_breaks.forecast_records(history, horizon_trials, rng)

@@ -46,8 +46,6 @@ _N_POINTS = 24
 # says little of the one after. Of 0.5, 1 and 1.5 the smallest chose best on the recorded
 # tunings of ResNet-18 and SqueezeNet (benchmarks/scheduler), and intervals cover what they say.
 _ERRORS_PER_RECORD = 0.5
-# Fewer leave the variance of the noise unidentified.
-_MIN_RECORDS = 3
 # In multiples of the incumbent. No slot is forecast to do better on average than twice
 # the incumbent; of 1.5, 2, 2.5, 3 and 4 the least CRPS on recorded tunings.
 HEADROOM = 2.0
@@ -115,14 +113,12 @@ def curve_posterior(
         raise NoFitError(f"no curve of the family {family.name} stays below the ceiling")
     # Where lower >= upper the formulas have no meaning; the weight is 0 anyway.
     upper = np.where(possible, upper, lower + 1.0)
-    share = 1.0 if effective_points is None else min(effective_points / len(x), 1.0)
-    points = share * len(x)
-    floor = points * noise_floor**2
     log_weight = grid.log_volume if uniform_prior else grid.log_prior
+    points = len(x) if effective_points is None else min(effective_points, len(x))
     dof = max(points - 2.0, 1.0)
-    norm = share * (g * g).sum(axis=1)
-    location = share * (g @ y) / norm
-    rss = share * ((location[:, None] * g - y) ** 2).sum(axis=1) + floor
+    norm = (g * g).sum(axis=1)
+    location = (g @ y) / norm
+    rss = ((location[:, None] * g - y) ** 2).sum(axis=1) + len(x) * noise_floor**2
     scale = np.sqrt(rss / (dof * norm))
     mass = _student_mass(dof, (lower - location) / scale, (upper - location) / scale)
     log_weight = log_weight - 0.5 * dof * np.log(rss) - 0.5 * np.log(norm) + np.log(mass)
@@ -158,7 +154,7 @@ def _posterior(history: ThroughputHistory, family: CurveFamily) -> CurvePosterio
     x, y = thinned(history.best)
 
     def below(ceiling: float) -> CurvePosterior:
-        points = _ERRORS_PER_RECORD * max(len(history.records), _MIN_RECORDS)
+        points = _ERRORS_PER_RECORD * len(history.records)
         scaled = y / history.incumbent
         return curve_posterior(family, x, scaled, ceiling=ceiling, effective_points=points)
 
@@ -185,17 +181,11 @@ def forecast_quadrature(
     posterior = _posterior(history, family)
     gains = posterior.relative_gains(len(history), horizon_trials)
     chance = learned_chance(history, horizon_trials)
-    mean = float(posterior.weights @ gains)
-    # Of an exponential jump E[J^2] = 2 E[J]^2, with probability p and mean mu / p.
-    second = 2.0 * float(posterior.weights @ gains**2) / chance if chance > 0 else 0.0
     index = posterior.draw_shapes(n_samples, rng)
     samples = 1.0 + jump_samples(chance, gains[index], rng)
     return Forecast(
-        incumbent * (1.0 + mean),
-        incumbent * math.sqrt(max(second - mean**2, 0.0)),
+        incumbent * (1.0 + float(posterior.weights @ gains)),
         incumbent * samples,
-        METHOD,
-        "",
         incumbent,
         exact_drop=float(posterior.weights @ expected_drop(chance, gains)),
     )

@@ -27,8 +27,6 @@ Balakrishnan & Nagaraja (1998), "Records", Wiley. Tricomi's function U: DLMF, 13
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from scipy.special import hyperu
 
@@ -96,26 +94,16 @@ def forecast_records(
     rng: np.random.Generator,
     *,
     n_samples: int = 512,
-    warning: str = "",
 ) -> Forecast:
     """Forecast from the theory of records and the size of past jumps."""
     if history.incumbent <= 0:
-        return unchanged(history, METHOD, warning or "no success yet")
+        return unchanged(history)
     # An exponential gain, whose rate has a gamma posterior, is a generalised Pareto.
     jumps = np.diff(np.log(history.records))[-_N_LAST_JUMPS:]
     tail = _PRIOR_JUMPS + len(jumps)
     mean_jump = ((_PRIOR_JUMPS - 1) * _PRIOR_JUMP + float(jumps.sum())) / (tail - 1)
     chance = exchangeable_chance(len(history), horizon_trials)
     mean_gain = chance * mean_jump
-    # Of a generalised Pareto E[J^2] = 2 E[J]^2 (tail - 1) / (tail - 2).
-    second = chance * 2.0 * mean_jump**2 * (tail - 1) / (tail - 2)
     gains = jump_samples(chance, np.full(n_samples, mean_gain), rng, tail=tail)
     incumbent = history.incumbent
-    return Forecast(
-        incumbent * (1.0 + mean_gain),
-        incumbent * math.sqrt(max(second - mean_gain**2, 0.0)),
-        incumbent * (1.0 + gains),
-        METHOD,
-        warning,
-        incumbent,
-    )
+    return Forecast(incumbent * (1.0 + mean_gain), incumbent * (1.0 + gains), incumbent)

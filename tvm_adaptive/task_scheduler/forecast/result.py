@@ -16,13 +16,10 @@ from tvm_adaptive.values.trial import FloatArray
 class Forecast:
     """Posterior of a task's best throughput at the end of the next slot."""
 
-    # in the unit of the history, higher is better. Exact where the method allows: they may
-    # differ from those of ``samples`` by their Monte-Carlo error
+    # in the unit of the history, higher is better. Exact where the method allows: it may
+    # differ from that of ``samples`` by their Monte-Carlo error
     mean: float
-    std: float
     samples: FloatArray  # never below the incumbent; in no particular order
-    method: str  # the method used: ``"quadrature"``, ``"emcee"`` or ``"records"``
-    warning: str = ""  # why it replaced another method, or why not to trust it; may be empty
     incumbent: float = 0.0  # best throughput so far; 0 before the first success
     # ``expected_drop`` where the method has a more exact value than its samples
     exact_drop: float | None = None
@@ -91,7 +88,7 @@ class NoFitError(RuntimeError):
     """No curve of the family fits the data; the message says why."""
 
 
-def unchanged(history: ThroughputHistory, method: str, warning: str = "") -> Forecast:
+def unchanged(history: ThroughputHistory) -> Forecast:
     """Return the forecast that nothing changes, all samples at the incumbent."""
     best = history.incumbent
-    return Forecast(best, 0.0, np.full(1, best), method, warning, best)
+    return Forecast(best, np.full(1, best), best)
