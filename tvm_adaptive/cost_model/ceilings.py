@@ -26,23 +26,10 @@ def ceilings_of(
     tasks: Mapping[str, tuple[float, int, float]],
     clock_of: Callable[[str], object] = lambda _: None,
 ) -> dict[str, float]:
-    """Return the seconds of each task that its targets are relative to.
+    """Return the seconds of each task that its targets are relative to, at most the best's.
 
-    Tasks that different machines have timed share the slope of the line, and not its height.
-
-    Parameters
-    ----------
-    tasks : mapping
-        Of each task, seconds of the best trial, how many trials succeeded, and logarithm of
-        the floating-point operations.
-    clock_of : callable
-        Returns which tasks, by their keys, were timed by the same machine; default: all.
-
-    Returns
-    -------
-    dict
-        Seconds, never more than those of the best; just these with 20 trials or more, or for
-        fewer than 8 tasks.
+    A task is (seconds of its best, successes, logarithm of its operations); ``clock_of`` says by
+    what key which machine timed it. Machines share the slope of the line, and not its height.
     """
     bests = {key: best_sec for key, (best_sec, _, _) in tasks.items()}
     if len(tasks) < _MIN_TASKS:

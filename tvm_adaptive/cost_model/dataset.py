@@ -204,13 +204,8 @@ class Dataset:
     ) -> tuple[Rows, FloatArray, FloatArray]:
         """Return rows, targets and their standard errors of all samples that the forest learns.
 
-        Parameters
-        ----------
-        target : {"root", "log", "throughput"}, default "log"
-        ceilings : mapping of str to float, or None, default None
-            Seconds that each task's are relative to; None for the bests.
-        drift : float, default 0
-            Relative error of every time beside its own, which is 0 where none is known.
+        ``ceilings`` are the seconds that targets are relative to, the bests without; ``drift`` is
+        a relative error of every time beside its own.
         """
         known = self.best_secs() if ceilings is None else ceilings
         parts = [_learned_of(task, target, known[key], drift) for key, task in self if key in known]

@@ -78,25 +78,7 @@ def write_starter(path: Path, header: StarterHeader, tasks: Iterable[StarterTask
 def read_starter(
     path: Path, families: Callable[[str], bool] = lambda _: True
 ) -> tuple[StarterHeader, list[StarterTask]]:
-    """Read a file of starter records.
-
-    Parameters
-    ----------
-    path : Path
-    families : callable
-        Says of a family whether its tasks are wanted.
-
-    Returns
-    -------
-    StarterHeader
-    list of StarterTask
-        Of the wanted families, in the order of the file.
-
-    Raises
-    ------
-    StoreError
-        When the file is damaged, of another format, or cannot be read; it says which.
-    """
+    """Read the header and the tasks of the wanted families; StoreError if that is impossible."""
     try:
         text = lzma.decompress(path.read_bytes(), lzma.FORMAT_XZ).decode()
         first, *lines = map(json.loads, text.removesuffix("\n").split("\n"))

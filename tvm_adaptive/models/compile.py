@@ -130,17 +130,10 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
 
 
 def export_module(folder: str, target_json: str, path: str, *, quick: bool = False) -> float:
-    """Compile a network that :func:`~tvm_adaptive.models.weights.save_module` wrote.
+    """Compile what :func:`~tvm_adaptive.models.weights.save_module` wrote; return the seconds.
 
-    Several processes compile its functions to object files in ``folder``, as many as cores
-    and memory allow. ``quick`` compiles functions without a schedule without optimizations where
-    that saves more time than two inferences then take longer.
-
-    Returns
-    -------
-    float
-        The seconds of that without ``quick`` and without writing the weights; those that
-        ``quick`` has saved are estimated.
+    ``quick`` compiles functions without a schedule without optimizations where that saves more
+    time than two inferences then take longer; what it has saved is added to the seconds.
     """
     mod, target = load_weighted_module(Path(folder)), _tvm.load_own_json(target_json)
     n_processes = n_build_workers(usable_physical_cores())

@@ -66,13 +66,9 @@ class FormArms:
     def openings(
         self, live: Sequence[int], n_trials: int, sec_per_trial: float
     ) -> dict[int, tuple[float, float]]:
-        """Return the expected gain and the seconds of each form that has not begun.
+        """Return the expected gain in ms, and the seconds, of each form that has not begun.
 
-        Returns
-        -------
-        dict of int to tuple of float
-            Milliseconds of the network, and seconds of ``n_trials`` for each of its arms; by
-            the form's largest arm, which is to be played first.
+        By the form's largest arm, which is to be played first; the seconds are all its arms'.
         """
         found = {}
         for key, members in self._members.items():

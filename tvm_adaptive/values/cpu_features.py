@@ -110,25 +110,10 @@ CPU_FEATURES: Mapping[str, Mapping[str, CpuFeature]] = MappingProxyType(
 def needed_features(
     architecture: str, allowed: Collection[str], here: Collection[str] | None
 ) -> dict[str, CpuFeature]:
-    """Return the instruction sets that a processor must have to run a library.
-
-    Parameters
-    ----------
-    architecture : str
-        ``"x86_64"`` or ``"aarch64"``; nothing is known of others.
-    allowed : collection of str
-        What the compiler could use, by LLVM's names.
-    here : collection of str or None
-        Flags of the processor on which the library has run: what it lacks is not needed.
-        Virtual machines hide some of what the compiler expects of their processor. None if
-        the library has run elsewhere.
-
-    Returns
-    -------
-    dict of str to CpuFeature
-        By LLVM's names, in the order of the table.
-    """
+    """Return the instruction sets, by LLVM's names, that a library needs of those it may use."""
     known = CPU_FEATURES.get(architecture, {})
+    # Virtual machines hide some of what the compiler expects of their processor: what one lacks
+    # on which the library has run (``here``, its flags) is not needed.
     return {
         name: feature
         for name, feature in known.items()
