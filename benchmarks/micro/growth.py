@@ -229,7 +229,7 @@ class Growth:
         pool.add(points, keys, many)
         pool.take(range(len(pool) - BATCH, len(pool)))
         pool.trim(self.rng.random(len(pool)))
-        proposer.measured.update(keys[:BATCH])
+        proposer.excluded.update(keys[:BATCH])
         seconds = np.exp(self.rng.normal(-9.0, 0.7, BATCH))
         results = [RunnerResult([float(sec)], None) for sec in seconds]
         start_sec = time.process_time()
@@ -265,7 +265,7 @@ class Growth:
         ]
         pools = [each.candidates.pool for each in proposers]
         known = [
-            (each.measured, pool._known, pool._known_keys)
+            (each.excluded, pool._known, pool._known_keys)
             for each, pool in zip(proposers, pools, strict=True)
         ]
         dataset = python_side(self.model)._surrogate.dataset

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
 from tvm_adaptive._tvm import IRModule, Schedule, Target, anchor_of, ms
@@ -33,7 +34,10 @@ def test_without_relatives_it_is_a_schedule_for_the_processor(make_context: Any)
     assert str(again.trace) == str(draft.trace)
 
 
-def test_the_best_of_an_equal_task_goes_before(make_context: Any) -> None:
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_best_of_an_equal_task_or_an_earlier_run_goes_before(
+    make_context: Any, is_own: bool
+) -> None:
     context = make_context("GMM", num_threads=2)
     sketches = Sketches(context, context.generate_design_space())
     rng = np.random.default_rng(7)
@@ -42,7 +46,10 @@ def test_the_best_of_an_equal_task_goes_before(make_context: Any) -> None:
     names, knobs = sketches.space.names, sketches.space.sketches
     record = TransferRecord(names[point.sketch], knobs[point.sketch], point.vector, 1e-3)
     pool = TransferPool()
-    pool.tell(anchor_of(context.mod), "relative", [record])
+    if is_own:
+        pool.remember(anchor_of(context.mod), "gmm", [record])
+    else:
+        pool.tell(anchor_of(context.mod), "relative", [record])
     draft = draft_of(context, np.random.default_rng(0), pool)
     assert draft is not None
     assert knobs_of(replayed(context, draft.trace))[:-1] == knobs_of(schedule)[:-1]

@@ -10,7 +10,7 @@ from tvm_ffi import structural_hash
 from tests.journals import MemoryJournal
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import PyCostModel, derived_object
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import MACHINE_FAILURE, InvalidOptionError
 from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
 from tvm_adaptive.values.trial_log import TrialLog
@@ -267,6 +267,35 @@ def test_a_runner_learns_the_incumbent_and_the_weights(make_task, proposer, monk
     recorded = [float(each.run_secs[0]) for each in task.database.get_all_tuning_records()]
     task.strategy.generate_measure_candidates()
     assert facts.incumbent_sec == min(recorded)
+
+
+@pytest.mark.parametrize("proposer", ["surrogate", "evolution"])
+def test_what_the_machine_failed_at_competes_again(make_task, proposer):
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    task = make_task(AdaptiveSearch(**SMALL, proposer=proposer, epsilon=0.0), model)
+    batch = task.strategy.generate_measure_candidates()
+    n_before = len(task.proposer.excluded)
+    results = [ms.runner.RunnerResult(None, f"{MACHINE_FAILURE}no device") for _ in batch]
+    task.strategy.notify_runner_results(batch, results)
+    assert (n_before, len(task.proposer.excluded)) == (len(batch), 0)
+    if proposer == "surrogate":
+        assert set(map(int, keys(batch))) <= set(task.proposer.candidates.pool.keys)
+    else:
+        assert task.proposer._n_spares == len(batch)
+
+
+def test_a_space_that_no_point_of_satisfies_ends_after_a_few_draws(make_task, monkeypatch):
+    task = make_task(AdaptiveSearch(**SMALL), RFEICostModel(n_trees=8, seed=1, n_jobs=1))
+    space, draws = task.proposer.candidates.space, []
+    draw = space.draw
+    monkeypatch.setattr(space, "draw", lambda rng: draws.append(draw(rng)) or draws[-1])
+    monkeypatch.setattr(space, "allows", lambda _point: False)
+    monkeypatch.setattr(space, "all_points", lambda _most: [])
+    monkeypatch.setattr(
+        task.proposer.candidates.sketches, "replay", lambda points, _: [None] * len(points)
+    )
+    assert task.proposer._sample(None) is None
+    assert 0 < len(draws) <= task.proposer.options.max_fail_count
 
 
 @pytest.mark.slow

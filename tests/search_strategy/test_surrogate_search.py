@@ -9,21 +9,17 @@ import pytest
 
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Point, Tile
 from tvm_adaptive.search_strategy.surrogate_search import (
+    N_PER_STEP,
     Pool,
-    SurrogateSearchOptions,
     descendants,
     neighbours,
     pick_by_trees,
-    refine,
     spread_ranks,
     within,
 )
 
 SPACE = KnobSpace([[Tile(1024, 4), Tile(512, 4), Tile(256, 2)]])
 BEST = (8, 8, 4, 4, 2, 4, 8, 8, 16, 16)
-SMALL = SurrogateSearchOptions(
-    n_steps=3, n_per_step=20, n_children=64, n_generations=4, n_parents=16
-)
 
 
 def rows_of(points: list[Point]) -> np.ndarray:
@@ -55,17 +51,12 @@ def looked(seed: int) -> tuple[float, float, float]:
     """Return the best before and after a search, and of 20 times as many random draws."""
     pool = filled(48, seed)
     before = value(pool.rows).max()
-    n_looked = 0
-
-    def add(points: list[Point]) -> None:
-        nonlocal n_looked
-        n_looked += len(points)
-        pool.add(points, [hash(point) for point in points], rows_of(points))
-
     rng = np.random.default_rng(seed)
-    refine(pool, SPACE, [], value=lambda: value(pool.rows), add=add, options=SMALL, rng=rng)
-    assert n_looked <= SMALL.n_steps * SMALL.n_per_step
-    draws = [SPACE.draw(rng) for _ in range(20 * n_looked)]
+    for _ in range(3):
+        points = descendants(pool, SPACE, [], value(pool.rows), rng)
+        assert len(points) <= N_PER_STEP
+        pool.add(points, [hash(point) for point in points], rows_of(points))
+    draws = [SPACE.draw(rng) for _ in range(20 * 3 * N_PER_STEP)]
     return before, value(pool.rows).max(), value(rows_of(draws)).max()
 
 
@@ -73,10 +64,8 @@ def test_descendants_are_new_and_at_most_as_many_as_asked_for() -> None:
     pool = filled(48, 1)
     gone = SPACE.draw(np.random.default_rng(5))
     pool.remember([gone])
-    points = descendants(
-        pool, SPACE, [gone], values=value(pool.rows), options=SMALL, rng=np.random.default_rng(2)
-    )
-    assert len(points) == len(set(points)) == SMALL.n_per_step
+    points = descendants(pool, SPACE, [gone], value(pool.rows), np.random.default_rng(2))
+    assert len(points) == len(set(points)) == N_PER_STEP
     assert gone not in points
     assert not any(pool.knows(point) for point in points)
 
@@ -85,31 +74,17 @@ def test_elites_have_children() -> None:
     pool = filled(48, 3)
     elite = Point(0, BEST)
     pool.remember([elite])
-    points = descendants(
-        pool, SPACE, [elite], values=value(pool.rows), options=SMALL, rng=np.random.default_rng(2)
-    )
+    points = descendants(pool, SPACE, [elite], value(pool.rows), np.random.default_rng(2))
     assert min(SPACE.distance(elite, point) for point in points) == 1
 
 
 def test_same_seed_same_descendants() -> None:
     pool = filled(48, 4)
     first, again, other = (
-        descendants(
-            pool, SPACE, [], values=value(pool.rows), options=SMALL, rng=np.random.default_rng(seed)
-        )
+        descendants(pool, SPACE, [], value(pool.rows), np.random.default_rng(seed))
         for seed in (7, 7, 8)
     )
     assert first == again != other
-
-
-def test_a_pool_that_is_too_small_to_learn_from_is_left_alone() -> None:
-    pool = filled(3, 1)
-
-    def add(points: list[Point]) -> None:
-        raise AssertionError("nothing to look at")
-
-    rng = np.random.default_rng(0)
-    refine(pool, SPACE, [], value=lambda: value(pool.rows), add=add, options=SMALL, rng=rng)
 
 
 def test_a_space_that_is_exhausted_has_no_descendants() -> None:
@@ -118,7 +93,7 @@ def test_a_space_that_is_exhausted_has_no_descendants() -> None:
     pool = Pool(10)
     pool.add(points, [1, 2, 3], rows_of(points))
     rng = np.random.default_rng(0)
-    assert descendants(pool, space, [], values=np.arange(3.0), options=SMALL, rng=rng) == []
+    assert descendants(pool, space, [], np.arange(3.0), rng) == []
 
 
 def test_a_pool_forgets_the_worst_but_knows_them() -> None:

@@ -24,6 +24,10 @@ def test_it_is_a_set(batches: list[list[int]], other: int) -> None:
     assert len(found) == len(plain)
     assert all(value in found for batch in batches for value in batch)
     assert (other in found) == (other % 2**64 in plain)
+    for value in [other, *(value for batch in batches[::2] for value in batch)]:
+        found.discard(value)
+        plain.discard(value % 2**64)
+    assert set(found) == plain
 
 
 def test_it_stays_one_when_it_grows() -> None:
@@ -36,6 +40,9 @@ def test_it_stays_one_when_it_grows() -> None:
     assert set(found) == set(values)
     assert all(value in found for value in values)
     assert values[0] + 1 not in found
+    found.discard(values[0])
+    assert values[0] not in found
+    assert len(found) == len(values) - 1
     again = pickle.loads(pickle.dumps(found))
     assert values[-1] in again
     assert len(pickle.dumps(found)) < 12 * len(values)

@@ -165,19 +165,15 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
         ndarray of shape (n,), or None before the first success
             Positive, higher is better.
         """
-        key = self._refitted(context)
+        key = self.refit(context)
         return self._surrogate.serving(key).scores(key, rows, cost_sec)
 
     def posterior_of(self, context: TuneContext, rows: Rows) -> Prediction | None:
         """Return the posterior of rows of features, as :meth:`posterior` does of candidates."""
         if not len(rows):
             return None
-        key = self._refitted(context)
+        key = self.refit(context)
         return self._surrogate.serving(key).posterior(key, rows)
-
-    def refit(self, context: TuneContext) -> None:
-        """Learn what was measured since the last fit, if it is worth a fit."""
-        self._refitted(context)
 
     def accuracy_of(self, context: TuneContext) -> float:
         """Return the rank correlation of the last forecasts with measurements; NaN at first."""
@@ -284,7 +280,7 @@ class RFEICostModel(PyCostModel):  # type: ignore[misc]
     def _key(self, context: TuneContext) -> str:
         return workload_key(context.mod)
 
-    def _refitted(self, context: TuneContext) -> str:
+    def refit(self, context: TuneContext) -> str:
         """Refit the task's surrogate if that is due, and return the task's key."""
         key = self._key(context)
         report = self._surrogate.serving(key).refit_if_due()

@@ -130,6 +130,13 @@ class CandidatePool:
             self.pool.trim(self.scores())
         self.forget_programs()
 
+    def take_back(self, schedules: Sequence[Schedule]) -> None:
+        """Put programs back that were sent and not tried."""
+        sent = {key: each for each in schedules if (key := key_of(each)) in self.sent}
+        if sent:
+            rows = self._model.describe(self._context, [candidate_of(s) for s in sent.values()])
+            self.pool.add([self.sent.pop(key) for key in sent], list(sent), rows)
+
     def build_secs(self, among: IndexArray) -> FloatArray | None:
         """Return the forecast cost of candidates in seconds; None while unknown."""
         return self.build_cost.seconds([self.pool.points[i] for i in among])

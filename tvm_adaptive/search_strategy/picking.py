@@ -79,7 +79,7 @@ def pick_medoids(
     """Pick the best-scored member of each of ``n`` clusters [2]_; centres are no schedules."""
     if len(scores) <= n:
         return pick_best(scores, n)
-    from sklearn.cluster import KMeans  # takes a second to import, and few runs use it
+    from sklearn.cluster import KMeans  # takes a second to import
 
     spread = vectors.std(axis=0)
     points = (vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0)

@@ -76,6 +76,11 @@ class Proposer(abc.ABC):
     def tell(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
         """Learn the times of candidates; None is a failure."""
 
+    def take_back(self, schedules: Sequence[Schedule]) -> None:
+        """Let candidates compete again that were sent and not tried."""
+        for schedule in schedules:
+            self.excluded.discard(key_of(schedule))
+
     def promise(self) -> Promise | None:
         """Return the model's forecast for candidates that wait for a later round, if any do."""
         return None

@@ -119,8 +119,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
             )
         proposer = self._new_proposer(self.context, cost_model, num_trials_per_iter)
         proposer.start(max_trials, list(design_spaces), database)
-        mod = self.context.mod
-        weights = () if mod is None else weights_of(mod)
+        weights = weights_of(self.context.mod)
         self.state = _State(proposer, max_trials, floor_sec_of(self.context), weights)
 
     def post_tuning(self) -> None:
@@ -218,17 +217,18 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
     ) -> None:
         """Count the trials and learn what they took."""
         state = self._live_state()
-        # Of what was not tried nothing is known.
-        trials = [Trial.of(result) for result in results]
-        known = [
-            (candidate.sch, trial.seconds)
-            for candidate, trial in zip(measure_candidates, trials, strict=True)
-            if not trial.is_untried
-        ]
-        state.n_sent += len(known)
-        schedules = [schedule for schedule, _ in known]
-        times_sec = [seconds for _, seconds in known]
-        state.proposer.tell(schedules, [t if math.isfinite(t) else None for t in times_sec])
+        schedules: list[Schedule] = []
+        times_sec: list[float | None] = []
+        untried: list[Schedule] = []  # of which nothing is known
+        for candidate, trial in zip(measure_candidates, map(Trial.of, results), strict=True):
+            if trial.is_untried:
+                untried.append(candidate.sch)
+            else:
+                schedules.append(candidate.sch)
+                times_sec.append(trial.seconds if math.isfinite(trial.seconds) else None)
+        state.n_sent += len(schedules)
+        state.proposer.tell(schedules, times_sec)
+        state.proposer.take_back(untried)
 
     def _set_facts(self, state: _State) -> None:
         if self.trial_log is not None:

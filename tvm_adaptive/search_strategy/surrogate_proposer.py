@@ -28,10 +28,14 @@ from tvm_adaptive.search_strategy.proposer import Given, Proposer
 from tvm_adaptive.search_strategy.schedules import key_of, measured_schedules, processor_of
 from tvm_adaptive.search_strategy.sketches import Sketches
 from tvm_adaptive.search_strategy.surrogate_search import (
+    LOCAL_SHARE,
+    MIN_TO_LEARN,
+    N_CENTRES,
+    N_STEPS,
     NEAR_RATIO,
-    SurrogateSearchOptions,
+    RADIUS,
+    descendants,
     neighbours,
-    refine,
     within,
 )
 from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
@@ -48,7 +52,6 @@ N_ELITES = 16
 MIN_TO_TELL = 16
 # Seeds whose programs a round makes, some 10 ms each.
 SEEDS_PER_ROUND = 8
-_SEARCH = SurrogateSearchOptions()
 # One of so many of a task's first candidates is a seed, if there is one.
 _SEEDS_AMONG_FIRST = 4
 # Forms that prefetch weights are tried again of a program that is this much faster: they take 0.9
@@ -137,6 +140,11 @@ class SurrogateProposer(Proposer):
                 self._add_elite(sec, point)
         self._share_elites()
 
+    def take_back(self, schedules: Sequence[Schedule]) -> None:
+        """Let candidates compete again that were sent and not tried."""
+        super().take_back(schedules)
+        self.candidates.take_back(schedules)
+
     def promise(self) -> Promise | None:
         """Return the share of its latency that the best of the pool is expected to save."""
         prediction = self.candidates.posterior()
@@ -173,7 +181,11 @@ class SurrogateProposer(Proposer):
         n_valid, n_fruitless = 0, 0
         while 2 * n_valid < wanted and n_fruitless < self.options.max_fail_count:
             # Twice as many after each round without any: on GPUs, one of hundreds may be valid.
-            points = [candidates.space.draw(self.rng) for _ in range(wanted << n_fruitless)]
+            points: list[Point] = []
+            for _ in range(wanted << n_fruitless):
+                points.append(candidates.space.draw(self.rng))
+                if not candidates.space.allows(points[-1]):
+                    break  # thousands of tries have found none
             n_found = sum(key is not None for key in candidates.add(points))
             n_fruitless = 0 if n_found else n_fruitless + 1
             n_valid += n_found
@@ -277,28 +289,27 @@ class SurrogateProposer(Proposer):
     def _searched(self, n: int) -> list[Schedule]:
         if n == 0:
             return []
-        candidates = self.candidates
-        refine(
-            candidates.pool,
-            candidates.space,
-            [point for _, point in self._elites],
-            value=candidates.scores,
-            add=candidates.add,
-            options=_SEARCH,
-            rng=self.rng,
-        )
-        near = self._near(round(_SEARCH.local_share * n))
-        far = np.setdiff1d(np.arange(len(candidates.pool)), near)
+        candidates, pool = self.candidates, self.candidates.pool
+        elites = [point for _, point in self._elites]
+        for _ in range(N_STEPS):
+            if len(pool) < MIN_TO_LEARN:
+                break
+            points = descendants(pool, candidates.space, elites, candidates.scores(), self.rng)
+            if not points:
+                break
+            candidates.add(points)
+        near = self._near(round(LOCAL_SHARE * n))
+        far = np.setdiff1d(np.arange(len(pool)), near)
         return candidates.schedules(near + candidates.best(far, n - len(near)))
 
     def _near(self, n: int) -> list[int]:
         """Search the neighbourhood of the best measured points, and return its ``n`` best."""
-        centres = [point for _, point in self._elites[: _SEARCH.n_centres]]
+        centres = [point for _, point in self._elites[:N_CENTRES]]
         if not centres or n == 0:
             return []
         pool, space = self.candidates.pool, self.candidates.space
         self.candidates.add(neighbours(pool, space, centres, NEAR_RATIO * n, self.rng))
-        return self.candidates.best(within(pool, space, centres, _SEARCH.radius), n)
+        return self.candidates.best(within(pool, space, centres, RADIUS), n)
 
     def _add_seeds(self, n_own: int | None = None) -> None:
         """Add the family's new records to the pool as seeds; ``n_own`` only of this very task."""
@@ -346,12 +357,10 @@ def draft_of(
 ) -> TuningRecord | None:
     """Return the most promising candidate of a task without trials, as a record without times.
 
-    That is the best of a task with the same extents, or what suits the processor best, with
-    its weights prefetched where no core's own cache keeps them. None where the processor is
-    not known, as of GPUs, or no candidate is valid.
+    That is this task's best of an earlier run, that of a task with the same extents, or what
+    suits the processor best, with its weights prefetched where no core's own cache keeps them.
+    None where the processor is not known, as of GPUs, or no candidate is valid.
 
-    Notes
-    -----
     Of 75 drafts of a detector, the first for the processor took 1.38 times as long as the best
     of six candidates (geometric mean), the nearest relative's best of starter records 1.62, and
     what a model preferred that had learned those records 1.44.
@@ -362,7 +371,7 @@ def draft_of(
     try:
         sketches = Sketches(context, context.space_generator.generate_design_space(context.mod))
         seeds = transfer_pool.ask(anchor_of(context.mod), name, sketches.space, rng)
-        points = [seed.point for seed in seeds if seed.is_equals][:1]
+        points = [seed.point for seed in seeds if seed.is_own or seed.is_equals][:1]
         points += sketches.promising(processor, _N_TRIED, rng)
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)

@@ -9,9 +9,8 @@ NeurIPS 2016) by distillation (Hinton et al., 2015).
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,25 @@ _TRIES_PER_NEIGHBOUR = 4
 # Neighbours that are scored for each that is picked.
 NEAR_RATIO = 3
 # Forecasts from fewer candidates rank no better than chance.
-_MIN_TO_LEARN = 8
+MIN_TO_LEARN = 8
+# How often a round scores new candidates and learns from the scores, and new ones of each step. On
+# hardware 40 found nothing better than 24, and they are the largest cost of a round.
+N_STEPS = 2
+N_PER_STEP = 24
+# Of the genetic search on the forest: points that a generation descends from, points of one, and
+# the chance that a child has two parents.
+_N_GENERATIONS = 5
+_N_PARENTS = 48
+_N_CHILDREN = 256
+_CROSSOVER = 0.3
+# Share of a batch that is picked near the best that were measured. Forecasts of a forest hardly
+# differ between neighbours, and its acquisition then prefers what is far away and uncertain; that
+# neighbours of a good program are good is knowledge of its own (the trust regions of TuRBO,
+# Eriksson et al., NeurIPS 2019).
+LOCAL_SHARE = 0.5
+# How many of the best have such a neighbourhood, and in how many knobs a neighbour differs.
+N_CENTRES = 4
+RADIUS = 2
 # Proposing, loading and measuring one candidate: 0.06 s for GMM, 0.11 s for T2D.
 OTHER_SEC = 0.1
 # Fewer builds give no forecast.
@@ -41,27 +58,6 @@ _MIN_BUILDS = 8
 # CPU time from so many, and the latest are where the search is now.
 _MAX_BUILDS = 4096
 _N_COST_TREES = 16
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SurrogateSearchOptions:
-    """How far the search on the knobs goes."""
-
-    n_steps: int = 2  # how often a round scores new candidates and learns from the scores
-    # New candidates of a step. On hardware 40 found nothing better than 24, and they are the
-    # largest cost of a round.
-    n_per_step: int = 24
-    n_children: int = 256  # points per generation
-    n_generations: int = 5
-    n_parents: int = 48  # points that a generation descends from
-    crossover: float = 0.3  # chance that a child has two parents
-    # Share of a batch that is picked near the best that were measured. Forecasts of a forest
-    # hardly differ between neighbours, and its acquisition then prefers what is far away and
-    # uncertain; that neighbours of a good program are good is knowledge of its own (the trust
-    # regions of TuRBO, Eriksson et al., NeurIPS 2019).
-    local_share: float = 0.5
-    n_centres: int = 4  # how many of the best that were measured have such a neighbourhood
-    radius: int = 2  # knobs in which a neighbour differs, at the most
 
 
 class Pool:
@@ -134,45 +130,22 @@ def _hash_of(point: Point) -> int:
     return hash((point.sketch, *[2 * value for value in point.vector]))
 
 
-def refine(
-    pool: Pool,
-    space: KnobSpace,
-    elites: Sequence[Point],
-    *,
-    value: Callable[[], FloatArray],
-    add: Callable[[Sequence[Point]], object],
-    options: SurrogateSearchOptions,
-    rng: np.random.Generator,
-) -> None:
-    """Add candidates to a pool that the cost model values more than those in it."""
-    for _ in range(options.n_steps):
-        if len(pool) < _MIN_TO_LEARN:
-            return
-        values = value()
-        points = descendants(pool, space, elites, values=values, options=options, rng=rng)
-        if not points:
-            return
-        add(points)
-
-
 def descendants(
     pool: Pool,
     space: KnobSpace,
     elites: Sequence[Point],
-    *,
     values: FloatArray,
-    options: SurrogateSearchOptions,
     rng: np.random.Generator,
 ) -> list[Point]:
     """Return new points that a model of the pool's values forecasts to be the best."""
     seed = int(rng.integers(2**31))
     forest = _forest(space.encode(pool.points), spread_ranks(values), _N_TREES, seed)
-    best = pick_best(values, options.n_parents)
+    best = pick_best(values, _N_PARENTS)
     parents = list(dict.fromkeys([*elites, *(pool.points[i] for i in best)]))
     trees = forest.estimators_
     found: dict[Point, FloatArray] = {}  # forecast of each tree
-    for _ in range(options.n_generations):
-        children = _children(parents, space, options, rng)
+    for _ in range(_N_GENERATIONS):
+        children = _children(parents, space, rng)
         new = [each for each in children if each not in found and not pool.knows(each)]
         if new:
             encoded = space.encode(new)
@@ -180,11 +153,11 @@ def descendants(
             found.update(zip(new, forecasts, strict=True))
         ranked = sorted(found, key=lambda point: -float(found[point].mean()))
         # The first parents stay: the forest may be wrong about all that came after.
-        parents = [*parents[: options.n_parents // 2], *ranked[: options.n_parents // 2]]
+        parents = [*parents[: _N_PARENTS // 2], *ranked[: _N_PARENTS // 2]]
     points = list(found)
     if not points:
         return []
-    picked = pick_by_trees(np.stack(list(found.values())), options.n_per_step, rng)
+    picked = pick_by_trees(np.stack(list(found.values())), N_PER_STEP, rng)
     return [points[i] for i in picked]
 
 
@@ -230,15 +203,10 @@ def spread_ranks(values: FloatArray) -> FloatArray:
     return np.asarray(-np.log1p(-share))
 
 
-def _children(
-    parents: Sequence[Point],
-    space: KnobSpace,
-    options: SurrogateSearchOptions,
-    rng: np.random.Generator,
-) -> list[Point]:
-    mothers = rng.integers(len(parents), size=options.n_children)
-    fathers = rng.integers(len(parents), size=options.n_children)
-    crossed = rng.random(options.n_children) < options.crossover
+def _children(parents: Sequence[Point], space: KnobSpace, rng: np.random.Generator) -> list[Point]:
+    mothers = rng.integers(len(parents), size=_N_CHILDREN)
+    fathers = rng.integers(len(parents), size=_N_CHILDREN)
+    crossed = rng.random(_N_CHILDREN) < _CROSSOVER
     children = []
     for mother, father, is_crossed in zip(mothers, fathers, crossed, strict=True):
         child = parents[mother]

@@ -40,6 +40,14 @@ class HashSet:
         place = bisect_left(self._sorted, value)
         return place < len(self._sorted) and self._sorted[place] == value
 
+    def discard(self, value: int) -> None:
+        """Remove a member, if it is one."""
+        value &= _MASK
+        self._waiting.discard(value)
+        place = bisect_left(self._sorted, value)
+        if place < len(self._sorted) and self._sorted[place] == value:
+            self._sorted.pop(place)
+
     def update(self, values: Iterable[int]) -> None:
         """Add members."""
         self._waiting.update(value & _MASK for value in values if value not in self)

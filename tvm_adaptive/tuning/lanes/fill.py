@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def fill(request: SearchRequest) -> SearchResult:
     task = _open_task(request.task)
     search = task.search
     task.model.install(request.model)
-    search.resume(request.state, request.transfer_pool)
+    search.resume(request.state, pickle.loads(request.transfer_pool))
     search.limit_next_batch(request.limit)
     task.journal.events = []
     batch = search.generate_measure_candidates()

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from tvm_adaptive.errors import LaneError
-from tvm_adaptive.search_strategy.transfer import TransferPool
 
 # After this time the result never comes: the lane's machine may be gone for good.
 REQUEST_TIMEOUT_SEC = 600.0
@@ -35,7 +34,7 @@ class SearchRequest:
     task: TaskSpec
     state: bytes  # of the task's search; see ``AdaptiveSearch.carry``
     model: bytes  # see ``RFEICostModel.snapshot``
-    transfer_pool: TransferPool | None
+    transfer_pool: bytes  # a pickle: the run goes on changing its own
     limit: int | None  # maximum number of candidates; None for a full batch
     build: Mapping[str, Any]  # options of ``PersistentBuilder``
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import pickle
 import tempfile
 import time
 import uuid
@@ -163,7 +164,7 @@ class LaneSearch(DelegatingSearch):
             task=self._spec,
             state=search.carry(),
             model=search.state.proposer.model.snapshot(search.context),
-            transfer_pool=search.transfer_pool,
+            transfer_pool=pickle.dumps(search.transfer_pool),
             limit=self._limit,
             build=self.build,
         )
