@@ -192,6 +192,37 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], int]] = {
         [node("Celu", "x", "c"), node("SimplifiedLayerNormalization", "c gamma")],
         X, {"gamma": drawn(8)}, 17,
     ),
+    **{
+        f"a convolution with {name or 'a residual'}": (
+            [node("FusedConv", "x w b r" if residual else "x w b", domain=MICROSOFT,
+                  kernel_shape=[3, 3], pads=[1, 1, 1, 1], **given)],
+            IMAGE, {"w": drawn(4, 2, 3, 3), "b": drawn(4), "r": drawn(1, 4, 10, 20)}, 17,
+        )
+        for name, residual, given in (
+            ("Relu", False, {"activation": "Relu"}),
+            ("Tanh", True, {"activation": "Tanh"}),
+            ("LeakyRelu", False, {"activation": "LeakyRelu", "activation_params": [0.3]}),
+            ("HardSigmoid", False, {"activation": "HardSigmoid", "activation_params": [0.1, 0.4]}),
+            ("Clip", False, {"activation": "Clip", "activation_params": [-0.5, 0.5]}),
+        )
+    },
+    "a product with an activation": (
+        [node("FusedGemm", "m w b", domain=MICROSOFT, transB=1, alpha=0.5,
+              activation="LeakyRelu", activation_alpha=0.3)],
+        {"m": (1, [5, 8])}, {"w": drawn(4, 8), "b": drawn(4)}, 17,
+    ),
+    **{
+        f"a product transposed by {given}": (
+            [node("FusedMatMul", "x w", domain=MICROSOFT, alpha=0.7, **given)],
+            X, {"w": drawn(*shape)}, 17,
+        )
+        for given, shape in (
+            ({"transB": 1}, (2, 5, 8)),
+            ({"transA": 1}, (2, 6, 5)),
+            ({"transBatchA": 1}, (6, 8, 5)),
+            ({"transA": 1, "transBatchA": 1, "transBatchB": 1}, (2, 6, 5)),
+        )
+    },
     "GELU of ONNX Runtime": ([node("Gelu", "x", domain=MICROSOFT)], X, {}, 17),
     "a residual and its normalisation": (
         [node("SkipLayerNormalization", "x skip gamma", "n - - s", domain=MICROSOFT, epsilon=1e-5),

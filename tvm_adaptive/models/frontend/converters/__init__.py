@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from tvm_adaptive._tvm.onnx_frontend import OnnxConverter
-from tvm_adaptive.models.frontend.converters import elementwise, fourier, places, quantization
+from tvm_adaptive.models.frontend.converters import (
+    elementwise,
+    fourier,
+    fused,
+    places,
+    quantization,
+)
 from tvm_adaptive.models.frontend.converters.attention import (
     convert_attention,
     convert_multi_head_attention,
@@ -30,6 +36,9 @@ OWN: dict[str, OnnxConverter] = {
     "DynamicQuantizeLinear": quantization.convert_dynamic_quantize,
     **dict.fromkeys(("Elu", "Selu", "ThresholdedRelu"), elementwise.convert_bent),
     "EyeLike": elementwise.convert_eye_like,
+    "FusedConv": fused.convert_fused_conv,
+    "FusedGemm": fused.convert_fused_gemm,
+    "FusedMatMul": fused.convert_fused_matmul,
     **dict.fromkeys(("GRU", "LSTM", "RNN"), convert_recurrent),
     "GroupNormalization": elementwise.convert_group_normalization,
     "IsInf": elementwise.convert_is_inf,
@@ -83,7 +92,7 @@ NOT_STANDARD = frozenset(
     {
         *("FastGelu", "BiasGelu", "QuickGelu", "EmbedLayerNormalization", "Attention"),
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
-        *("MatMulNBits", "MultiHeadAttention"),
+        *("FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits", "MultiHeadAttention"),
         *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid"),
         *("QLinearAveragePool", "QLinearGlobalAveragePool"),
     }
