@@ -256,6 +256,13 @@ QUANTISED = {
     "QLinearAveragePool": node(
         "QLinearAveragePool", "q scale zero scale zero", "r", MICROSOFT, kernel_shape=[2, 2]
     ),
+    "QLinearSoftmax": node(
+        "QLinearSoftmax", "q wide zero small zero", "r", MICROSOFT, axis=1, opset=11
+    ),
+    "QLinearSoftmax, as of today": node(
+        "QLinearSoftmax", "q wide zero small zero", "r", MICROSOFT, axis=1, opset=13
+    ),
+    "QLinearWhere": node("QLinearWhere", "mask q scale zero b wide zero wide zero", "r", MICROSOFT),
     "QLinearConcat": node(
         "QLinearConcat", "wide zero q scale zero b wide zero", "r", MICROSOFT, axis=1
     ),
@@ -267,7 +274,8 @@ def test_quantised_operators_of_onnx_runtime(operator: str, tmp_path: Path) -> N
     import onnxruntime
 
     path = tmp_path / "net.onnx"
-    weights = {**SCALE, "b": integers(1, 2, 4, 6)}
+    mask = RNG.integers(0, 2, (4, 6)).astype(bool)
+    weights = {**SCALE, "b": integers(1, 2, 4, 6), "mask": mask, "small": np.float32(1 / 256)}
     inputs = {"q": (kinds.UINT8, [1, 2, 4, 6])}
     onnx.save(model_of([QUANTISED[operator]], inputs, weights, ("r",)), str(path))
     q = integers(1, 2, 4, 6)
@@ -277,6 +285,53 @@ def test_quantised_operators_of_onnx_runtime(operator: str, tmp_path: Path) -> N
     # A tie is rounded by the last digit of the scales' quotient.
     assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
     assert np.sum(found != expected) <= max(1, found.size // 10)
+
+
+QUANTISED_PRODUCTS = {
+    "QGemm": node(
+        "QGemm", "q scale zero w columns zeros bias wide zero", "r", MICROSOFT, alpha=0.5
+    ),
+    "QGemm of rows": node(
+        "QGemm", "q scale zero t wide zero bias", "r", MICROSOFT, transA=1, transB=1
+    ),
+    "MatMulIntegerToFloat": node(
+        "MatMulIntegerToFloat", "q w scale columns zero zeros shift", "r", MICROSOFT
+    ),
+    "MatMulIntegerToFloat without zero points": node(
+        "MatMulIntegerToFloat", "q w scale wide", "r", MICROSOFT
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", QUANTISED_PRODUCTS)
+def test_quantised_products_of_onnx_runtime(operator: str, tmp_path: Path) -> None:
+    import onnxruntime
+
+    path = tmp_path / "net.onnx"
+    weights = {
+        **SCALE,
+        "w": integers(4, 5),
+        "t": integers(5, 4),
+        "zeros": integers(5),
+        "shift": drawn(5),
+        "columns": np.abs(drawn(5)) / 10,
+        "bias": RNG.integers(-99, 99, 5).astype("int32"),
+    }
+    shape = (4, 3) if "rows" in operator else (3, 4)
+    inputs = {"q": (kinds.UINT8, list(shape))}
+    onnx.save(model_of([QUANTISED_PRODUCTS[operator]], inputs, weights, ("r",)), str(path))
+    q = integers(*shape)
+    (found,) = computed(load(str(path)), [q])
+    (expected,) = onnxruntime.InferenceSession(str(path)).run(None, {"q": q})
+    assert found.dtype == expected.dtype
+    tolerance = 1 if found.dtype == np.uint8 else 1e-4 * np.abs(expected).max()
+    assert np.abs(found.astype(float) - expected.astype(float)).max() <= tolerance
+
+
+def test_a_product_that_quantises_its_operand(check: Check) -> None:
+    weights = {**SCALE, "w": integers(8, 5), "shift": drawn(5)}
+    product = node("DynamicQuantizeMatMul", "x w scale zero shift", domain=MICROSOFT)
+    check([product], X, weights)
 
 
 def test_a_result_that_is_not_computed_is_refused(tmp_path: Path) -> None:

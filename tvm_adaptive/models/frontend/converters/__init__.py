@@ -34,6 +34,9 @@ OWN: dict[str, OnnxConverter] = {
     "DequantizeLinear": quantization.convert_dequantize,
     "Dropout": elementwise.convert_dropout,
     "DynamicQuantizeLinear": quantization.convert_dynamic_quantize,
+    **dict.fromkeys(
+        ("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), quantization.convert_matmul_to_float
+    ),
     **dict.fromkeys(("Elu", "Selu", "ThresholdedRelu"), elementwise.convert_bent),
     "EyeLike": elementwise.convert_eye_like,
     "FusedConv": fused.convert_fused_conv,
@@ -55,12 +58,17 @@ OWN: dict[str, OnnxConverter] = {
     "Pow": elementwise.convert_pow,
     **dict.fromkeys(("QLinearAdd", "QLinearMul"), quantization.convert_qlinear_pair),
     **dict.fromkeys(
-        ("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearSigmoid"),
+        (
+            *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearLeakyRelu"),
+            *("QLinearSigmoid", "QLinearSoftmax"),
+        ),
         quantization.convert_qlinear_single,
     ),
+    "QGemm": quantization.convert_qgemm,
     "QLinearConcat": quantization.convert_qlinear_concat,
     "QLinearConv": quantization.convert_qlinear_conv,
     "QLinearMatMul": quantization.convert_qlinear_matmul,
+    "QLinearWhere": quantization.convert_qlinear_where,
     "QuantizeLinear": quantization.convert_quantize,
     "RMSNormalization": elementwise.convert_rms_normalization,
     **dict.fromkeys(
@@ -94,7 +102,8 @@ NOT_STANDARD = frozenset(
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
         *("FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits", "MultiHeadAttention"),
         *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid"),
-        *("QLinearAveragePool", "QLinearGlobalAveragePool"),
+        *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearSoftmax", "QLinearWhere"),
+        *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"),
     }
 )
 # These mean the same in both domains.

@@ -39,15 +39,18 @@ def convert_dequantize(node: OnnxNode) -> Expr:
 
 def convert_dynamic_quantize(node: OnnxNode) -> Expr:
     """Convert DynamicQuantizeLinear; numbers that are all zero have a scale, too."""
+    return relax.Tuple(list(_quantized_by_range(node, node.inputs[0])))
+
+
+def _quantized_by_range(node: OnnxNode, x: Expr) -> tuple[Expr, Expr, Expr]:
+    """Return numbers of 8 bits for the range of a tensor, with their scale and zero point."""
     op, emit = relax.op, node.builder.emit
-    (x,) = node.inputs
     zero, n_steps, one = (constant(value, "float32") for value in (0, 255, 1))
     high, low = emit(op.maximum(op.max(x), zero)), emit(op.minimum(op.min(x), zero))
     span = op.where(op.equal(high, low), one, op.subtract(high, low))
     scale = emit(op.divide(span, n_steps))
     point = emit(_quantized(node, op.divide(op.negative(low), scale), None, "uint8"))
-    result = emit(_quantized(node, op.divide(x, scale), point, "uint8"))
-    return relax.Tuple([result, scale, point])
+    return emit(_quantized(node, op.divide(x, scale), point, "uint8")), scale, point
 
 
 def convert_qlinear_matmul(node: OnnxNode) -> Expr:
@@ -60,6 +63,43 @@ def convert_qlinear_matmul(node: OnnxNode) -> Expr:
     scale = emit(op.multiply(_float(node, _column(node, a_scale)), _float(node, b_scale)))
     scaled = op.divide(op.multiply(product, scale), _float(node, _column(node, y_scale)))
     return _quantized(node, scaled, _column(node, y_zero), dtype_of(y_zero))
+
+
+def convert_qgemm(node: OnnxNode) -> Expr:
+    """Convert QGemm of ONNX Runtime; without a scale of its own, the result is a float."""
+    op, emit = relax.op, node.builder.emit
+    a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = node.inputs[0:9]
+    a, b = emit(_centred(node, a, a_zero)), emit(_centred(node, b, b_zero))
+    a = emit(op.permute_dims(a)) if node.number("transA") else a
+    # Scales and zero points of the second are those of its rows, which become columns.
+    b = emit(op.permute_dims(b)) if node.number("transB") else b
+    product = emit(op.matmul(a, b))
+    if bias is not None:
+        product = emit(op.add(product, _float(node, bias)))
+    alpha = constant(float(node.attributes.get("alpha", 1.0)), "float32")
+    scale = emit(op.multiply(op.multiply(_float(node, a_scale), _float(node, b_scale)), alpha))
+    result = op.multiply(product, scale)
+    return result if y_scale is None else _requantized(node, result, y_scale, y_zero, y_zero)
+
+
+def convert_matmul_to_float(node: OnnxNode) -> Expr:
+    """Convert MatMulIntegerToFloat or DynamicQuantizeMatMul of ONNX Runtime."""
+    op, emit = relax.op, node.builder.emit
+    if node.operator == "DynamicQuantizeMatMul":
+        b, b_scale, b_zero, bias = node.inputs[1:5]
+        a, a_scale, a_zero = _quantized_by_range(node, node.inputs[0])
+    else:
+        a, b, a_scale, b_scale, a_zero, b_zero, bias = node.inputs[0:7]
+    product = emit(op.matmul(emit(_centred(node, a, a_zero)), emit(_centred(node, b, b_zero))))
+    result = op.multiply(product, op.multiply(_float(node, a_scale), _float(node, b_scale)))
+    return result if bias is None else op.add(emit(result), bias)
+
+
+def convert_qlinear_where(node: OnnxNode) -> Expr:
+    """Convert QLinearWhere of ONNX Runtime."""
+    x, y = (_dequantized(node, *node.inputs[place : place + 3]) for place in (1, 4))
+    chosen = relax.op.where(node.inputs[0], node.builder.emit(x), node.builder.emit(y))
+    return _requantized(node, chosen, *node.inputs[7:9], node.inputs[1])
 
 
 def convert_qlinear_conv(node: OnnxNode) -> Expr:
@@ -97,7 +137,9 @@ def convert_qlinear_single(node: OnnxNode) -> Expr:
         raise ValueError("channels_last is not supported")
     x = node.builder.emit(_dequantized(node, *node.inputs[0:3]))
     name = node.operator.removeprefix("QLinear")
-    found = node.by_tvm(operator=name, inputs=[x], attributes=dict(node.attributes))
+    attributes = dict(node.attributes)
+    opset = int(attributes.pop("opset", node.opset))  # that of a QLinearSoftmax
+    found = node.by_tvm(operator=name, inputs=[x], attributes=attributes, opset=opset)
     scale, zero = node.inputs[3:5]
     return _requantized(node, found, scale, zero, node.inputs[0])
 
