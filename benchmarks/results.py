@@ -108,19 +108,23 @@ def overall(found: Sequence[Comparison], method: str) -> dict[str, tuple[Interva
     return {
         name: (
             geometric_mean_interval([value for value, _ in values]),
-            *min(values, key=lambda each: (each[0].high, each[0].low)),
+            *min(values, key=lambda each: (each[0].low, each[0].high)),
         )
         for name, values in columns.items()
     }
 
 
-def losses(found: Sequence[Comparison]) -> list[tuple[str, str, str, Interval]]:
-    """Return (method, workload, figure, value) wherever a median is below 1, noise left out."""
+def losses(found: Sequence[Comparison]) -> list[tuple[str, str, str, Spread]]:
+    """Return (method, workload, figure, value) of medians below 1 and of runs that never got there.
+
+    Medians within the noise are left out.
+    """
     return [
-        (each.method, each.workload, name, value.median)
+        (each.method, each.workload, name, value)
         for each in found
         for name, value in each.figures.items()
-        if value is not None and value.median.high < 1.0 and not each.is_noise(name)
+        if value is not None
+        and (value.n_never or (value.median.high < 1.0 and not each.is_noise(name)))
     ]
 
 

@@ -8,9 +8,9 @@ is given to times before it. A run that never got there counts with its end.
 from __future__ import annotations
 
 import math
-import statistics
 
 from benchmarks.journals import Bench, Run
+from benchmarks.stats import exactly, median_interval
 
 
 def scaled_speed_up(bench: Bench, pairs: list[tuple[Run, Run]]) -> float | None:
@@ -22,7 +22,7 @@ def scaled_speed_up(bench: Bench, pairs: list[tuple[Run, Run]]) -> float | None:
             # Rounding must not place the baseline above its own quality.
             base_sec = _seconds_to(base, base.curve.final_ms)
             ratios.append(base_sec / _seconds_to(run, quality_ms / _factor(bench, run)))
-    return statistics.median(ratios) if ratios else None
+    return median_interval([exactly(each) for each in ratios]).low if ratios else None
 
 
 def _factor(bench: Bench, run: Run) -> float:

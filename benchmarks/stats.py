@@ -108,10 +108,15 @@ def median_interval(values: Sequence[Interval]) -> Interval:
     """Return where the median lies, whatever the truth is within each interval.
 
     The median rises with each value, so that it lies between that of the lower and that
-    of the upper bounds. With an unbounded one in its middle pair it is unbounded, too.
+    of the upper bounds. Of an even number it is the geometric mean of the middle two, as all
+    are ratios. With an unbounded one in its middle pair it is unbounded, too.
     """
-    lows, highs = [each.low for each in values], [each.high for each in values]
-    return Interval(statistics.median(lows), statistics.median(highs))
+    return Interval(_median([each.low for each in values]), _median([each.high for each in values]))
+
+
+def _median(values: Sequence[float]) -> float:
+    low, high = statistics.median_low(values), statistics.median_high(values)
+    return low if low == high else math.sqrt(low) * math.sqrt(high)
 
 
 def geometric_mean_interval(values: Sequence[Interval]) -> Interval:
@@ -200,8 +205,9 @@ class Spread:
     median : Interval
     low, high : float
         Of all seeds, and of the intervals within each where there are some.
-    n, n_bounds : int
-        Seeds, and those of which only a bound is known.
+    n, n_bounds, n_never : int
+        Seeds, those of which only a bound is known, and those of these that may never have
+        got there.
     """
 
     median: Interval
@@ -209,6 +215,7 @@ class Spread:
     high: float
     n: int
     n_bounds: int
+    n_never: int
 
 
 def spread(values: Sequence[Interval], ranges: Sequence[Interval] = ()) -> Spread | None:
@@ -225,7 +232,8 @@ def spread(values: Sequence[Interval], ranges: Sequence[Interval] = ()) -> Sprea
     every = [*values, *ranges]
     low, high = min(each.low for each in every), max(each.high for each in every)
     n_bounds = sum(not each.is_exact for each in values)
-    return Spread(median_interval(values), low, high, len(values), n_bounds)
+    n_never = sum(each.low <= 0 for each in values)
+    return Spread(median_interval(values), low, high, len(values), n_bounds, n_never)
 
 
 def geometric_mean(values: Sequence[float]) -> float:

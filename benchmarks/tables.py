@@ -75,11 +75,11 @@ def comparison_table(bench: Bench, baseline: str, *, old: bool = False) -> str:
 
 
 def loss_list(bench: Bench, baseline: str) -> str:
-    """Return where a method was worse than the baseline, one per line."""
+    """Return where a method was worse than the baseline, or never got there, one per line."""
     found = losses(comparisons(bench, baseline))
     lines = [
-        f"- {method} on {workload}, {_title(name)}: {bounds(value)}"
-        for method, workload, name, value in sorted(found, key=lambda each: each[3].high)
+        f"- {method} on {workload}, {_title(name)}: {bounds(value.median)}{_never(value)}"
+        for method, workload, name, value in sorted(found, key=lambda each: each[3].median.high)
     ]
     failed = [
         f"- {run.spec.workload}, {run.key}: {run.failure or nothing_found(run)}"
@@ -236,6 +236,10 @@ def _comparison_row(each: Comparison, old: bool) -> list[str]:
 
 def _title(name: str) -> str:
     return f"latency, {name}" if name.startswith("equal") else name
+
+
+def _never(value: Spread) -> str:
+    return f", {value.n_never} of {value.n} never there" if value.n_never else ""
 
 
 def _is_open(value: Spread) -> bool:

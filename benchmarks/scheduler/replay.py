@@ -188,7 +188,7 @@ def summarise(rows: Sequence[dict[str, Any]], reference: str) -> dict[str, Any]:
             "area": geometric_mean([table[network][name]["area"] for network in networks]),
             "worst_to_5_speedup": min(
                 (table[network][name]["to_5_speedup"] for network in networks),
-                key=lambda each: (each.high, each.low),
+                key=lambda each: (each.low, each.high),
             ),
         }
         for name in names

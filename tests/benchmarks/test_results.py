@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,8 @@ def test_never_is_a_bound(bench: Bench) -> None:
     assert found.figures["time to q"] == spread([Interval(0.0, 90.0 / 50.0)])
     assert "< 1.80" in comparison_table(bench, "stock")
     assert overall([found], "default")["time to q"][0].low == 0.0
+    lost = "- default on te:C2D, time to q: < 1.80, 1 of 1 never there"
+    assert lost in loss_list(bench, "stock").splitlines()
 
 
 def test_a_difference_below_the_noise_is_called_that(bench: Bench) -> None:
@@ -118,6 +121,14 @@ def test_over_workloads_the_worst_is_named(bench: Bench) -> None:
     assert mean.low == pytest.approx(1.1)
     assert (worst, name) == (exactly(2.2 / 2.0), "te:C2D")
     assert overall(found, "paper") == {}
+
+
+def test_a_workload_where_a_run_never_got_there_is_the_worst(bench: Bench) -> None:
+    (known,) = comparisons(bench)
+    figures = dict(known.figures, **{"time to q": spread([Interval(0.0, 99.0), exactly(99.0)])})
+    never = dataclasses.replace(known, workload="te:NRM", figures=figures)
+    _, worst, name = overall([known, never], "default")["time to q"]
+    assert (worst.low, name) == (0.0, "te:NRM")
 
 
 def test_losses_are_listed(bench: Bench) -> None:

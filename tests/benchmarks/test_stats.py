@@ -92,7 +92,15 @@ def test_a_median_is_known_where_never_is_not_in_its_middle() -> None:
     never = Interval(0.0, 2.0)
     assert median_interval([never, exactly(3.0), exactly(5.0)]) == exactly(3.0)
     assert median_interval([never, never, exactly(5.0)]) == Interval(0.0, 2.0)
-    assert median_interval([exactly(4.0), never]) == Interval(2.0, 3.0)
+    assert median_interval([exactly(8.0), never]) == Interval(0.0, pytest.approx(4.0))
+
+
+def test_the_middle_of_two_ratios_is_their_geometric_mean() -> None:
+    assert median_interval([exactly(1.0), exactly(25.0)]) == exactly(5.0)
+    assert median_interval([exactly(x) for x in (0.1, 2.0, 8.0, 99.0)]).low == pytest.approx(4.0)
+    assert median_interval([exactly(3.0), exactly(3.0)]) == exactly(3.0)
+    never_timed = Interval(4.0, math.inf)
+    assert median_interval([exactly(1.0), never_timed]) == Interval(2.0, math.inf)
 
 
 def test_a_mean_over_workloads_with_a_bound_is_a_bound() -> None:
@@ -126,7 +134,8 @@ def test_the_interval_of_a_median_holds_as_often_as_it_says() -> None:
 def test_a_range_holds_seeds_and_their_intervals() -> None:
     found = spread([exactly(1.0), exactly(3.0), Interval(0.0, 2.0)], [Interval(0.9, 4.0)])
     assert found is not None
-    assert (found.low, found.high, found.n, found.n_bounds) == (0.0, 4.0, 3, 1)
+    assert (found.low, found.high) == (0.0, 4.0)
+    assert (found.n, found.n_bounds, found.n_never) == (3, 1, 1)
     assert spread([]) is None
 
 
