@@ -32,5 +32,9 @@ def ablation_by_seconds(bench: Bench) -> Figure:
 def _ablation(bench: Bench, name: str, axis: str, number: int) -> Figure:
     # A ladder has more than its two ends.
     panels = ablation_charts(bench, "ladder", by_trials=axis == "trials")
-    more = ", ".join(what.removeprefix("+ ") for _, what, _ in LADDER[_RUNGS_OF_THE_PAPER:])
+    more = ", ".join(
+        what.removeprefix("+ ")
+        for rung, what, _ in LADDER[_RUNGS_OF_THE_PAPER:]
+        if rung in bench.methods
+    )
     return Figure(name, _CAPTION.format(axis=axis, number=number, more=more), panels)

@@ -4,8 +4,8 @@
     python -m benchmarks.peers.gpu --show runs/peers.json
 
 PyTorch has a CUDA graph of many calls, so that launches from Python cost nothing, channels last,
-and cuDNN's own search; its compiler is not timed. It is timed with and without TensorFloat-32, which
-rounds the inputs of products to 10 bits; our kernels compute in float32.
+and cuDNN's own search; its compiler is not timed. It is timed with and without TensorFloat-32,
+which rounds the inputs of products to 10 bits; our kernels compute in float32.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.charts import Bars, Chart, Figure, Line
 from benchmarks.figures.__main__ import main
+from benchmarks.figures.ablation import ablation_by_trials
 from benchmarks.figures.gain_cost import gain_cost
 from benchmarks.figures.schedulers import Sequential
 from benchmarks.figures.table import BENCH, FIGURES, RECORDINGS
@@ -71,6 +72,15 @@ def test_figures_of_a_benchmark(
     figure = FIGURES[name].make(load_bench(write_bench(timed, "resnet18")))
     check(figure)
     assert figure.panels[0].title == "resnet18"
+
+
+def test_the_ablation_names_the_rungs_that_the_benchmark_has(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    for method in ("stock", "ladder-4", "ladder-6"):
+        write_run(spec(method), [(5.0, 4.0, 32)], 50.0)
+    caption = ablation_by_trials(load_bench(write_bench())).caption
+    assert "does not have: persistent builder, search on knobs." in caption
 
 
 def test_figures_can_be_drawn_as_png(tmp_path: Path, recording: Recording) -> None:
