@@ -18,6 +18,9 @@ failed=()
 # Our method in the benchmark of operators: with as many seconds as stock, or the one that is quick.
 ours=$([ -z "$quick" ] && echo long || echo default)
 
+# The least of a step is not the step.
+size=${quick:+-quick}
+
 full() { [ -z "$quick" ]; }
 bench() { "$python" -m "benchmarks.$@"; }
 has() { "$python" -c "import $(printf '%s, ' "$@" | sed 's/, $//')" 2>/dev/null; }
@@ -27,7 +30,7 @@ step() {
   local name=$1 start=$SECONDS
   shift
   [[ "$wanted" = "  " || "$wanted" = *" $name "* ]] || return 0
-  [ -e "$out/logs/$name.done" ] && { echo "$name: done before"; return 0; }
+  [ -e "$out/logs/$name$size.done" ] && { echo "$name: done before"; return 0; }
   if [ $# -gt 0 ] && ! has "$@"; then
     echo "$name: skipped, needs $*"
     return 0
@@ -35,7 +38,7 @@ step() {
   # Not as a condition: bash would go on after a command in it that fails.
   (set -e; "$name") >"$out/logs/$name.txt" 2>&1
   if [ $? -eq 0 ]; then
-    touch "$out/logs/$name.done"
+    touch "$out/logs/$name$size.done"
     echo "$name: $((SECONDS - start)) s"
   else
     failed+=("$name")
@@ -97,10 +100,8 @@ peers() {
   fi
 }
 gap() {
-  local run
-  for run in "$out"/peers/*-0/; do
-    bench micro.gap "$run" --rounds "$(full && echo 5 || echo 1)" --out "$run/gap.json"
-  done
+  bench micro.gap "$out"/peers/*-"$(full && echo 60s || echo 30s)"-0/ \
+    --rounds "$(full && echo 3 || echo 1)" --out "$out/gap.json"
 }
 preparation() {
   # In short, only a table without rows: each network is tuned five times.
@@ -203,7 +204,7 @@ step ablation
 models=(onnx onnxruntime rapidocr_onnxruntime)
 full && models+=(torch torchvision timm transformers onnxscript)
 step peers openvino "${models[@]}"
-step gap openvino
+step gap openvino "${models[@]}"
 step preparation openvino "${models[@]}"
 step zoo onnx onnxruntime
 step schedulers

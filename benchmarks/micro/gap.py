@@ -1,9 +1,9 @@
-"""Tell where the time goes: our functions beside those of OpenVINO or ONNX Runtime.
+"""Tell where the time goes: our functions beside those of OpenVINO.
 
-    python -m benchmarks.micro.gap runs/net --peer openvino --rounds 5 --top 20 --out gap.json
+    python -m benchmarks.micro.gap runs/net --rounds 5 --top 20 --out gap.json
 
 Give it work directories of finished runs of ``tvm-adaptive tune``. The deployed library and
-the peer are profiled function by function, in turns, each in a process of its own; the groups
+OpenVINO are profiled function by function, in turns, each in a process of its own; the groups
 of functions that are furthest behind come first. A whole inference is timed without profiling,
 too, so that what passes outside of functions has a row of its own.
 
@@ -20,8 +20,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import json
-import os
 import statistics
 import sys
 import time
@@ -38,14 +36,11 @@ from benchmarks.micro.gap_groups import (
     Block,
     Group,
     Node,
-    OnnxNode,
-    OnnxWeights,
     Work,
     aligned,
     as_fields,
     match,
     openvino_work,
-    ort_work,
     table,
     work_of_blocks,
 )
@@ -78,6 +73,7 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 
 Array = npt.NDArray[Any]
 
+PEER = "openvino"
 # Of one side in a round: a hundred inferences of a small network.
 ROUND_SEC = 0.5
 # Opening a large model and compiling it are part of a peer's round.
@@ -203,70 +199,6 @@ def _text(facts: Any, name: str) -> str:
     return str(value.astype(str)) if hasattr(value, "astype") else str(value)
 
 
-def profile_ort(path: Path, inputs: Sequence[Array], n_threads: int, seconds: float) -> list[Node]:
-    """Open a model in ONNX Runtime and return its nodes, with median milliseconds."""
-    import onnxruntime
-
-    with ScratchFolder("profile") as folder:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = n_threads
-        options.enable_profiling = True
-        options.profile_file_prefix = os.fspath(folder / "trace")
-        session = onnxruntime.InferenceSession(
-            os.fspath(path), options, providers=["CPUExecutionProvider"]
-        )
-        named = {
-            argument.name: np.ascontiguousarray(value)
-            for argument, value in zip(session.get_inputs(), inputs, strict=True)
-        }
-        for _ in range(N_WARM_UP):
-            session.run(None, named)
-        for _ in repeated(seconds):
-            session.run(None, named)
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    return nodes_of_trace(events)
-
-
-def nodes_of_trace(events: Sequence[dict[str, Any]]) -> list[Node]:
-    """Return the nodes in a trace of ONNX Runtime, without its first inferences."""
-    suffix = "_kernel_time"
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith(suffix):
-            key = (event["name"].removesuffix(suffix), event["args"].get("node_index", ""))
-            found.setdefault(key, []).append(event)
-    nodes = []
-    for (name, _), runs in found.items():
-        about = runs[0]["args"]
-        inputs = [_shape(each) for each in about.get("input_type_shape", [])]
-        outputs = [_shape(each) for each in about.get("output_type_shape", [])] or [()]
-        ms = statistics.median(event["dur"] for event in runs[N_WARM_UP:] or runs) / 1e3
-        nodes.append(Node(name, about["op_name"], tuple(inputs), outputs[0], ms))
-    return nodes
-
-
-def _shape(typed: dict[str, list[int]]) -> tuple[int, ...]:
-    (shape,) = typed.values()
-    return tuple(shape)
-
-
-def onnx_weights(path: Path) -> OnnxWeights:
-    """Read the nodes and the shapes of the constants of an ONNX file."""
-    import onnx
-
-    graph = onnx.load(str(path), load_external_data=False).graph
-    constants = {each.name: tuple(map(int, each.dims)) for each in graph.initializer}
-    for node in graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.name == "value":
-                constants[node.output[0]] = tuple(map(int, attribute.t.dims))
-    nodes = [
-        OnnxNode(node.name, node.op_type, tuple(node.input), tuple(node.output))
-        for node in graph.node
-    ]
-    return OnnxWeights(nodes, constants)
-
-
 def blocks_of(function: PrimFunc) -> list[Block]:
     """Return the blocks of a tensor function without a schedule; none if it has none."""
     if not has_blocks(function):
@@ -360,8 +292,8 @@ class Profile:
         }
 
 
-def profile_run(run: Path, peer: str, rounds: int) -> Profile:
-    """Profile a finished run's library and a peer, in turns."""
+def profile_run(run: Path, rounds: int) -> Profile:
+    """Profile a finished run's library and OpenVINO, in turns."""
     options, _ = read_settings(run)
     target = resolve_target(options.target)
     network = load(options.what, options.input_shapes, inputs=options.inputs)
@@ -370,7 +302,7 @@ def profile_run(run: Path, peer: str, rounds: int) -> Profile:
         or network.original is None
         or network.original.file is None
     ):
-        raise InvalidOptionError(f"{run}: only networks from a file can run in {peer}.")
+        raise InvalidOptionError(f"{run}: only networks from a file can run in OpenVINO.")
     with contextlib.closing(network.original), contextlib.ExitStack() as stack:
         library = run / f"{network.name}.so"
         if not library.is_file():
@@ -382,8 +314,6 @@ def profile_run(run: Path, peer: str, rounds: int) -> Profile:
             works |= works_of_forms(prepared.alternatives, works)
         path = network.original.file(stack.enter_context(ScratchFolder("gap")))
         n_threads = n_threads_of(target)
-        if peer == "ort" and path.suffix != ".onnx":
-            raise InvalidOptionError(f"{run}: ort reads ONNX files only; take --peer openvino.")
         ours, theirs, theirs_whole, roof = (
             _pool(stack, env)
             for env in (
@@ -393,14 +323,15 @@ def profile_run(run: Path, peer: str, rounds: int) -> Profile:
                 {"OPENBLAS_NUM_THREADS": str(n_threads), "OMP_NUM_THREADS": str(n_threads)},
             )
         )
-        _ask(theirs_whole, open_peer, peer, path, inputs, n_threads, None)
-        profile = {"openvino": profile_openvino, "ort": profile_ort}[peer]
+        _ask(theirs_whole, open_peer, PEER, path, inputs, n_threads, None)
         turns: dict[str, Callable[[], Any]] = {
             "ours": functools.partial(_ask, ours, profile_calls, str(library), inputs, ROUND_SEC),
             "ours whole": functools.partial(
                 _ask, ours, time_exported, str(library), inputs, "cpu", ROUND_SEC
             ),
-            "peer": functools.partial(_ask, theirs, profile, path, inputs, n_threads, ROUND_SEC),
+            "peer": functools.partial(
+                _ask, theirs, profile_openvino, path, inputs, n_threads, ROUND_SEC
+            ),
             "peer whole": functools.partial(_ask, theirs_whole, time_peer, ROUND_SEC),
             "roofline": functools.partial(_ask, roof, measure_roofline, n_threads),
         }
@@ -410,21 +341,16 @@ def profile_run(run: Path, peer: str, rounds: int) -> Profile:
             for name in list(turns)[:: -1 if number % 2 else 1]:
                 time.sleep(SETTLE_SEC)
                 found[name].append(turns[name]())
-        weights = onnx_weights(path) if peer == "ort" else None
     roofline = Roofline(*map(max, zip(*found["roofline"], strict=True)))
     own = own_calls([calls for calls, _ in found["ours"]], works, roofline)
     nodes = median_nodes(found["peer"])
-    if weights is None:
-        peer_works = [openvino_work(node) for node in nodes]
-    else:
-        peer_works = [ort_work(node, weights.of(node)) for node in nodes]
     whole_ms = (
         1e3 * statistics.median(found["ours whole"]),
         1e3 * statistics.median(found["peer whole"]),
     )
     instrument_ms = statistics.median(each for _, each in found["ours"])
-    framework = PEERS[peer].framework
-    groups = match(own, peer_works)
+    framework = PEERS[PEER].framework
+    groups = match(own, [openvino_work(node) for node in nodes])
     return Profile(network.name, framework, n_threads, roofline, whole_ms, instrument_ms, groups)
 
 
@@ -496,12 +422,13 @@ def median_nodes(rounds: Sequence[Sequence[Node]]) -> list[Node]:
 
 
 def summary(profiles: Sequence[Profile]) -> str:
-    """Return one line per network: both times, and the group that is furthest behind."""
+    """Return one line per network: both times, and what is behind of what both sides have."""
     rows = []
     for each in profiles:
         ours_ms, peer_ms = each.whole_ms
-        behind_ms = sum(max(0.0, group.behind_ms) for group in each.groups)
-        worst = each.groups[0]
+        shared = [group for group in each.groups if group.calls and group.peer_calls]
+        behind_ms = sum(max(0.0, group.behind_ms) for group in shared)
+        worst = "; ".join(f"{group.words} ({group.behind_ms:+.3f})" for group in shared[:1])
         rows.append(
             [
                 each.model,
@@ -509,7 +436,7 @@ def summary(profiles: Sequence[Profile]) -> str:
                 f"{peer_ms:.3f}",
                 f"{peer_ms / ours_ms:.2f}",
                 f"{behind_ms:.3f}",
-                f"{worst.words} ({worst.behind_ms:+.3f})",
+                worst,
             ]
         )
     head = ["network", "ours ms", "peer ms", "peer/ours", "groups behind ms", "furthest behind"]
@@ -517,9 +444,8 @@ def summary(profiles: Sequence[Profile]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="where the time goes, beside a peer")
+    parser = argparse.ArgumentParser(description="where the time goes, beside OpenVINO")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--peer", choices=("openvino", "ort"), default="openvino")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--top", type=int, default=20, help="rows of a table")
     parser.add_argument("--out", type=Path, help="write all groups to this JSON file")
@@ -527,13 +453,15 @@ def main(arguments: Sequence[str]) -> int:
     profiles = []
     for run in options.runs:
         try:
-            profile = profile_run(run, options.peer, options.rounds)
+            profile = profile_run(run, options.rounds)
         except AdaptiveError as error:
             print(error, file=sys.stderr)
-            return 2
+            continue
         profiles.append(profile)
         print(profile.title)
-        print(table(profile.groups, profile.whole_ms, options.top, options.peer), end="\n\n")
+        print(table(profile.groups, profile.whole_ms, options.top, PEER), end="\n\n")
+    if not profiles:
+        return 2
     if len(profiles) > 1:
         print(summary(profiles))
     if options.out:

@@ -57,31 +57,7 @@ _OPENVINO_NAMES = {
     "ShuffleChannels SpaceToDepth DepthToSpace Output",
     ELEMENTWISE: "Eltwise Subgraph Math Select",
 }
-# And ONNX Runtime's operators, the fused ones included.
-_ORT_NAMES = {
-    CONVOLUTION: "Conv FusedConv",
-    TRANSPOSED: "ConvTranspose",
-    PRODUCT: "MatMul FusedMatMul Gemm FusedGemm",
-    ATTENTION: "Attention MultiHeadAttention",
-    POOLING: "MaxPool AveragePool GlobalAveragePool GlobalMaxPool",
-    REDUCTION: "ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 LayerNormalization "
-    "SkipLayerNormalization SimplifiedLayerNormalization InstanceNormalization",
-    SOFTMAX: "Softmax LogSoftmax",
-    RESIZE: "Resize Upsample",
-    CONCAT: "Concat",
-    COPY: "ReorderInput ReorderOutput Transpose Reshape Flatten Squeeze Unsqueeze Slice Split "
-    "Gather Pad Tile Expand Cast Shape Identity SpaceToDepth DepthToSpace",
-    ELEMENTWISE: "Add Sub Mul Div Pow Sqrt Exp Log Neg Abs Erf Tanh Sigmoid Relu LeakyRelu PRelu "
-    "Elu Clip HardSigmoid HardSwish Gelu FastGelu QuickGelu BiasGelu Softplus Min Max Sum Where "
-    "BatchNormalization",
-}
-
-
-def _kinds(names: Mapping[str, str]) -> dict[str, str]:
-    return {name: kind for kind, text in names.items() for name in text.split()}
-
-
-_OPENVINO, _ORT = _kinds(_OPENVINO_NAMES), _kinds(_ORT_NAMES)
+_OPENVINO = {name: kind for kind, text in _OPENVINO_NAMES.items() for name in text.split()}
 
 
 class Signature(NamedTuple):
@@ -322,8 +298,8 @@ def _convolution(kind: str, kernel: Shape, n_inputs: int, shape: Shape) -> tuple
 
 def _product(shape: Shape, length: int, operands: Sequence[Shape]) -> tuple[Signature, str]:
     """Return signature and words of products of so many numbers each."""
-    # One matrix for the whole batch is a product with more rows. Packed ones are no operands.
-    if len(operands) == 1 or len(operands[1]) == 2:
+    # One matrix for the whole batch is a product with more rows.
+    if len(operands[1]) == 2:
         shape = (math.prod(shape[:-1]), *shape[-1:])
     kind = BATCHED if math.prod(shape[:-2]) > 1 else PRODUCT
     return Signature(PRODUCT, extents_of(shape), length), _words(f"{kind} of {length}", shape)
@@ -338,34 +314,10 @@ def openvino_work(node: Node) -> Work:
     kind = _OPENVINO.get(node.kind, OTHER)
     if kind == ELEMENTWISE and "MatMul" in node.origins:
         kind = ATTENTION  # its products and softmax are in one kernel
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
-    return _work_of_node(node, kind, weight)
-
-
-def ort_work(node: Node, weight: Shape | None = None) -> Work:
-    """Return the work of a node of ONNX Runtime; ``weight`` is the model's own, if known.
-
-    Blocked layouts pad channels, and packed weights are no inputs any more.
-    """
-    kind = _ORT.get(node.kind, OTHER)
-    packed = node.inputs[1] if len(node.inputs) > 1 else weight
-    weight = packed if weight is None else weight
-    n_groups = 1
-    if kind in (CONVOLUTION, TRANSPOSED) and weight is not None and packed is not None:
-        of_data = packed[1] if kind == CONVOLUTION else packed[0]
-        n_groups = max(1, node.inputs[0][1] // of_data)
-        if kind == CONVOLUTION:
-            node = node._replace(output=(node.output[0], weight[0], *node.output[2:]))
-    return _work_of_node(node, kind, weight, n_groups)
-
-
-def _work_of_node(node: Node, kind: str, weight: Shape | None, n_groups: int = 1) -> Work:
     shape, data = node.output, node.inputs[0] if node.inputs else node.output
-    if kind in (CONVOLUTION, TRANSPOSED) and weight is None:
-        signature, words = Signature(kind, extents_of(shape)), f"{kind} of unknown weights"
-        words = _words(words, shape)
-    elif kind in (CONVOLUTION, TRANSPOSED) and weight is not None:
-        # OpenVINO puts the number of groups before the weight's other extents.
+    if kind in (CONVOLUTION, TRANSPOSED) and len(node.inputs) > 1:
+        n_groups, weight = 1, node.inputs[1]
+        # The number of groups stands before the weight's other extents.
         if len(weight) > len(shape):
             n_groups, weight = weight[0], weight[1:]
         n_inputs = weight[1] if kind == CONVOLUTION else max(1, data[1] // n_groups)
@@ -506,60 +458,3 @@ def as_fields(group: Group) -> dict[str, Any]:
         "gflops": group.gflops,
         "roofline_share": group.share,
     }
-
-
-class OnnxNode(NamedTuple):
-    """A node of an ONNX model."""
-
-    name: str
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-class OnnxWeights:
-    """Finds the shape of a weight by the name that ONNX Runtime gives a node."""
-
-    def __init__(self, nodes: Sequence[OnnxNode], constants: Mapping[str, Shape]) -> None:
-        self._by_name = {node.name: node for node in nodes if node.name}
-        self._by_output = {name: node for node in nodes for name in node.outputs}
-        self._constants = constants
-
-    def of(self, node: Node) -> Shape | None:
-        """Return the shape of a convolution's weight; None if it is none, or cannot be found.
-
-        ``Conv`` in a blocked layout is named after its last fused output: the convolution
-        is the nearest one before it whose padded weight has the extents of the node's.
-        """
-        if _ORT.get(node.kind) not in (CONVOLUTION, TRANSPOSED):
-            return None
-        found = self._by_name.get(node.name.removeprefix("fused "))
-        if found is not None and (shape := self._weight(found)) is not None:
-            return shape
-        ahead = [node.name.removesuffix("_nchwc")]
-        seen: set[str] = set()
-        while ahead:
-            name = ahead.pop(0)
-            origin = self._by_output.get(name)
-            if origin is None or name in seen:
-                continue
-            seen.add(name)
-            shape = self._weight(origin)
-            if shape is not None:
-                if len(node.inputs) < 2 or _is_padded(shape, node.inputs[1]):
-                    return shape
-                continue  # another convolution, whose result is added
-            ahead.extend(origin.inputs)
-        return None
-
-    def _weight(self, node: OnnxNode) -> Shape | None:
-        if node.kind not in ("Conv", "ConvTranspose"):
-            return None
-        return self._constants.get(node.inputs[1])
-
-
-def _is_padded(shape: Shape, padded: Shape) -> bool:
-    """Say whether a weight's shape may have become another one in a blocked layout."""
-    # Blocks have 8 or 16 channels.
-    is_near = all(n <= m < n + 16 for n, m in zip(shape[:2], padded[:2], strict=True))
-    return is_near and shape[2:] == padded[2:]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks.micro import gap
-from benchmarks.micro.gap import Roofline, median_nodes, nodes_of_trace, own_calls, own_works
+from benchmarks.micro.gap import Roofline, median_nodes, own_calls, own_works
 from benchmarks.micro.gap_groups import (
     Block,
     Group,
     Node,
-    OnnxNode,
-    OnnxWeights,
     Work,
     as_fields,
     match,
     openvino_work,
-    ort_work,
     table,
     work_of_blocks,
 )
@@ -77,14 +75,12 @@ OPENVINO = [
     Node("hard@1", "Math", ((1, 32, 1, 1), (1,), (1,)), (1, 32, 1, 1), 0.04),
     Node("mul@4", "Subgraph", ((1, 32, 3, 96), (1, 32, 1, 1)), (1, 32, 3, 96), 0.08),
 ]
-# The same in ONNX Runtime, which pads channels and converts layouts in between.
-ORT = [
-    Node("act_nchwc", "Conv", ((1, 32, 6, 96), (32, 1, 5, 5), (32,)), (1, 32, 3, 96), 0.3),
-    Node("Add@5", "Add", ((1, 32, 3, 96), ()), (1, 32, 3, 96), 0.01),
-    Node("out_213", "ReorderOutput", ((1, 32, 3, 96),), (1, 32, 3, 96), 0.02),
-    Node("pool@1", "GlobalAveragePool", ((1, 32, 3, 96),), (1, 32, 1, 1), 0.1),
-    Node("gate_nchwc", "Conv", ((1, 8, 1, 1), (32, 8, 1, 1), (32,)), (1, 32, 1, 1), 0.2),
-    Node("Mul@4", "Mul", ((1, 32, 3, 96), (1, 32, 1, 1)), (1, 32, 3, 96), 0.08),
+# The same with a sum that ours has in either.
+WITH_SUM = [
+    OPENVINO[1],
+    Node("Add@5", "Eltwise", ((1, 32, 3, 96), (1, 32, 1, 1)), (1, 32, 3, 96), 0.01),
+    *OPENVINO[2:4],
+    OPENVINO[-1],
 ]
 
 
@@ -112,7 +108,7 @@ def test_convolutions_match_across_layouts() -> None:
 
 
 def test_work_that_ends_a_function_is_shared_only_if_no_other_contains_it() -> None:
-    peer = [ort_work(node) for node in ORT]
+    peer = [openvino_work(node) for node in WITH_SUM]
     alone = by_name(match([timed(DEPTHWISE, 0.5)], peer))
     assert alone["depthwise"].peer_ms == pytest.approx(0.3 + 0.01 + 0.08)
     both = by_name(match([timed(DEPTHWISE, 0.5), timed(GATE, 0.4)], peer))
@@ -130,32 +126,9 @@ def test_shares_are_by_calls() -> None:
     assert by_name(groups)["narrow"].peer_ms == pytest.approx(0.02)
 
 
-def test_padded_channels_of_blocked_layouts_are_not_counted() -> None:
-    squeeze = Node("relu_2_nchwc", "Conv", ((1, 8, 1, 1), (8, 8, 1, 1), (8,)), (1, 8, 1, 1), 0.1)
-    nodes = [
-        OnnxNode("Conv@3", "Conv", ("pooled", "w3"), ("conv_3",)),
-        OnnxNode("Conv@9", "Conv", ("pooled", "w9"), ("conv_9",)),
-        OnnxNode("Add@1", "Add", ("conv_9", "conv_3"), ("add_1",)),
-        OnnxNode("Relu@2", "Relu", ("add_1",), ("relu_2",)),
-    ]
-    weights = OnnxWeights(nodes, {"w3": (2, 8, 1, 1), "w9": (2, 8, 3, 3)})
-    assert weights.of(squeeze) == (2, 8, 1, 1)
-    work = ort_work(squeeze, weights.of(squeeze))
-    assert work.words == "convolution 1x1 of 8, 1x2x1x1"
-    assert weights.of(squeeze._replace(kind="Relu")) is None
-    # Data of 8 channels in blocks of 16 are no two groups.
-    wide = Node("a_nchwc", "Conv", ((1, 16, 5, 5), (16, 16, 1, 1)), (1, 16, 5, 5), 0.1)
-    assert ort_work(wide, (8, 8, 1, 1)).words == "convolution 1x1 of 8, 1x8x5x5"
-
-
-def test_a_packed_weight_of_a_transposed_convolution_is_found() -> None:
-    node = Node("up", "ConvTranspose", ((1, 24, 160, 160),), (1, 1, 320, 320), 0.2)
-    graph = [OnnxNode("up", "ConvTranspose", ("x", "w"), ("y",))]
-    weights = OnnxWeights(graph, {"w": (24, 1, 2, 2)})
-    peer = ort_work(node, weights.of(node))
-    beside = Node(
-        "u", "Deconvolution", ((1, 24, 160, 160), (24, 1, 2, 2), (1,)), (1, 1, 320, 320), 1
-    )
+def test_zeros_of_a_transposed_convolution_are_not_counted() -> None:
+    inputs = ((1, 24, 160, 160), (24, 1, 2, 2), (1,))
+    peer = openvino_work(Node("u", "Deconvolution", inputs, (1, 1, 320, 320), 1))
     blocks = [
         block("data_dilate", (1, 319, 319, 24), (), (1, 160, 160, 24)),
         block("data_pad", (1, 321, 321, 24), (), (1, 319, 319, 24)),
@@ -166,10 +139,9 @@ def test_a_packed_weight_of_a_transposed_convolution_is_found() -> None:
     ]
     flop = 2.0 * 320 * 320 * 96
     own = work_of_blocks("up", blocks, "conv2d_transpose_nhwc", channels_last=True, flop=flop)
-    assert own.signature == peer.signature == openvino_work(beside).signature
+    assert own.signature == peer.signature
     # Three of four products are with a zero.
     assert own.flop == pytest.approx(flop / 4, rel=0.02)
-    assert "unknown weights" in ort_work(node).words
     # Without them, as it is prepared here.
     each = block(
         *("conv2d_transpose_nhwc", (1, 320, 320, 1), (1, 1, 24)),
@@ -217,13 +189,12 @@ def test_products_match_and_attention_of_one_side_stays_alone() -> None:
     assert found["linear"].peer_ms == 0.1
     assert found["mha"].words == "fused attention, 1x40x8x15"
     assert (found["scores"].peer_ms, found["shares"].peer_ms) == (0.0, 0.0)
-    ort = [
-        # Packed weights are no inputs any more.
-        Node("MatMul.0", "MatMul", ((1, 40, 120),), (1, 40, 360), 0.1),
+    apart = [
+        openvino[0],
         Node("MatMul.2", "MatMul", ((1, 8, 40, 15), (1, 8, 15, 40)), (1, 8, 40, 40), 0.2),
         Node("Softmax.0", "Softmax", ((1, 8, 40, 40),), (1, 8, 40, 40), 0.3),
     ]
-    groups = match(own, [ort_work(node) for node in ort])
+    groups = match(own, [openvino_work(node) for node in apart])
     assert all(group.calls == group.peer_calls == 1 for group in groups)
     assert by_name(groups)["scores"].words == "batched product of 15, 1x8x40x40"
 
@@ -236,12 +207,9 @@ def test_a_matrix_for_a_whole_batch_is_one_product() -> None:
         channels_last=True,
     )
     weight, data, result = (384, 96), (1, 14, 14, 96), (1, 14, 14, 384)
-    for node in (
-        openvino_work(Node("fc", "FullyConnected", (data, weight, (384,)), result, 0.1)),
-        ort_work(Node("MatMul", "MatMul", (data,), result, 0.1)),
-    ):
-        (group,) = match([timed(flat, 0.2)], [node])
-        assert (group.words, group.peer_ms) == ("matrix product of 96, 196x384", 0.1)
+    node = Node("fc", "FullyConnected", (data, weight, (384,)), result, 0.1)
+    (group,) = match([timed(flat, 0.2)], [openvino_work(node)])
+    assert (group.words, group.peer_ms) == ("matrix product of 96, 196x384", 0.1)
 
 
 def test_attention_in_one_function_is_the_peers() -> None:
@@ -258,7 +226,7 @@ def test_attention_in_one_function_is_the_peers() -> None:
 
 def test_what_is_unknown_keeps_its_name() -> None:
     works = [
-        ort_work(Node("t", "TopK", ((1, 9),), (1, 3), 0.1)),
+        openvino_work(Node("t", "TopK", ((1, 9),), (1, 3), 0.1)),
         work_of_blocks("s", (), "", channels_last=False),
     ]
     assert [work.words for work in works] == ["other: TopK, 1x3", "other: s"]
@@ -398,21 +366,8 @@ def test_rounds_with_other_names_are_the_same_nodes() -> None:
     assert [node.ms for node in median_nodes(rounds)] == [2, 3]
 
 
-def test_a_trace_gives_medians_without_the_first_inferences() -> None:
-    def event(micros: int, name: str = "Conv_1_kernel_time") -> dict[str, Any]:
-        shapes = {"input_type_shape": [{"float": [1, 3]}], "output_type_shape": [{"float": [1, 4]}]}
-        about = {"op_name": "Gemm", "node_index": "7", **shapes}
-        return {"cat": "Node", "name": name, "dur": micros, "args": about}
-
-    slow = [event(1000) for _ in range(gap.N_WARM_UP)]
-    other = [{"cat": "Session", "name": "model_run", "dur": 5}, event(9, "Conv_1_fence_before")]
-    (node,) = nodes_of_trace([*slow, event(10), event(30), event(20), *other])
-    assert node == Node("Conv_1", "Gemm", ((1, 3),), (1, 4), 0.02)
-
-
-@pytest.mark.parametrize("peer", ["openvino", "ort"])
-def test_a_peer_is_profiled(peer: str, tmp_path: Path) -> None:
-    pytest.importorskip({"openvino": "openvino", "ort": "onnxruntime"}[peer])
+def test_the_peer_is_profiled(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
     onnx = pytest.importorskip("onnx")
     helper, f32 = onnx.helper, onnx.TensorProto.FLOAT
     weight = helper.make_tensor("w", f32, (4, 3, 3, 3), np.ones(108, np.float32))
@@ -427,12 +382,7 @@ def test_a_peer_is_profiled(peer: str, tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path)
     inputs = [np.ones((1, 3, 8, 8), np.float32)]
-    profile = {"openvino": gap.profile_openvino, "ort": gap.profile_ort}[peer]
-    nodes = profile(path, inputs, 1, 0.0)
-    if peer == "ort":
-        works = [ort_work(node, gap.onnx_weights(path).of(node)) for node in nodes]
-    else:
-        works = [openvino_work(node) for node in nodes]
+    works = [openvino_work(node) for node in gap.profile_openvino(path, inputs, 1, 0.0)]
     (work,) = [work for work in works if work.words.startswith("convolution")]
     assert work.words == "convolution 3x3 of 3, 1x4x6x6"
     assert 0.0 < work.ms < math.inf
@@ -443,3 +393,31 @@ def test_a_folder_without_a_run_is_refused(
 ) -> None:
     assert gap.main([str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
+
+
+def profile(model: str, *groups: Group) -> gap.Profile:
+    return gap.Profile(model, "OpenVINO", 2, Roofline(1e9, 1e9), (2.0, 3.0), 0.0, list(groups))
+
+
+def test_only_what_both_sides_have_is_behind() -> None:
+    alone = Group("fused attention", calls=1, ms=9.0)
+    shared = [Group("softmax", 1, 1, ms=0.5, peer_ms=0.3), Group("pooling", 1, 1, 0.1, 0.4)]
+    row = gap.summary([profile("net", alone, *shared)]).splitlines()[1].split()
+    assert row == ["net", "2.000", "3.000", "1.50", "0.200", "softmax", "(+0.200)"]
+    assert "0.000" in gap.summary([profile("net", alone)])
+
+
+def test_a_run_that_is_refused_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def profile_run(run: Path, rounds: int) -> gap.Profile:
+        if run.name == "a":
+            raise InvalidOptionError("a has no library")
+        return profile(run.name, Group("softmax", 1, 1, 0.5, 0.3))
+
+    monkeypatch.setattr(gap, "profile_run", profile_run)
+    out = tmp_path / "gap.json"
+    assert gap.main([*(str(tmp_path / name) for name in "abc"), "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["profiles"]
+    assert [each["model"] for each in found] == ["b", "c"]
+    assert capsys.readouterr().err == "a has no library\n"
