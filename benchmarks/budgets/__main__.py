@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         by_name = {each.name: each for each in MODELS}
         for name in options.models or by_name:
             model = by_name.get(name) or model_of_file(Path(name))
+            if has_all(rows.get(model.name), options):
+                continue
             row = row_of_model(model, options)
             options.out.mkdir(parents=True, exist_ok=True)
             append_row(options.out / ROWS_FILE, row)
@@ -81,6 +83,15 @@ def runs_of(options: argparse.Namespace) -> list[BudgetRun]:
         BudgetRun(budget_sec, seed) for budget_sec in options.budgets for seed in options.seeds
     ]
     return [*short, BudgetRun(options.reference, options.seeds[0])]
+
+
+def has_all(row: Mapping[str, Any] | None, options: argparse.Namespace) -> bool:
+    """Say whether a network's row has all of the runs."""
+    return (
+        row is not None
+        and row["reference"] == runs_of(options)[-1].name
+        and {run.name for run in runs_of(options)} <= row["secs"].keys()
+    )
 
 
 def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any]:

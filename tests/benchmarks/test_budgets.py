@@ -50,7 +50,10 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
         (work_dir / "journal.jsonl").write_text(json.dumps({"event": "end"}) + "\n")
         (work_dir / "net.so").touch()
 
+    timed = []
+
     def secs_in_turns(libraries: dict[str, Path], *_rest: Any) -> dict[str, list[float]]:
+        timed.append(libraries)
         return {name: [1e-3 * len(tuned)] for name in libraries}
 
     monkeypatch.setattr(command, "tune", tune)
@@ -63,6 +66,9 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
     assert tuned == [(30.0, 0), (30.0, 1), (60.0, 0)]
     command.main([*arguments, "--seeds", "0", "1", "2"])
     assert tuned[3:] == [(30.0, 2)]
+    timed.clear()
+    command.main([*arguments, "--seeds", "0", "1"])
+    assert timed == []
     capsys.readouterr()
     command.main([str(out), "--table"])
     assert "| net | 1.00 | 1.00 | 1.00 | 4 ms |" in capsys.readouterr().out
