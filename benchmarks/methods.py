@@ -42,11 +42,10 @@ class Method:
         Candidates per round, of stock only.
     post_optimization : bool
         Whether stock goes on with MetaSchedule's ``post_optimization`` after its trials.
-    starter : {"", "other-tasks", "other-families", "other-processor"}
-        What starter records a run begins with: none, those without the workload's own, or those
-        without its family's. Runs take starter records of their families alone, so that these
-        must be the same as none. Or those of other tasks that were measured with another
-        instruction set, as if they were of this one.
+    starter : {"", "other-tasks", "other-processor"}
+        What starter records a run begins with: none, those without the workload's own, or of
+        these the ones that were measured with another instruction set, as if they were of this
+        one.
     """
 
     name: str
@@ -140,11 +139,6 @@ _ALL: tuple[Method, ...] = (
         "ours, others' starter records, four times the trials",
         trials_factor=4,
         starter="other-tasks",
-    ),
-    Method(
-        "other-families",
-        "ours, starter records of other families",
-        starter="other-families",
     ),
     Method(
         "foreign-starter",

@@ -78,9 +78,7 @@ def die_with_parent() -> None:
 def _start_with(what: str, spec: RunSpec, folder: Path) -> str:
     """Let the run begin with others' starter records; return its empty store."""
     workload = load_workload(spec.workload)
-    others = write_without(
-        STARTER_FOLDER, folder / "starter", workload, whole_family=what == "other-families"
-    )
+    others = write_without(STARTER_FOLDER, folder / "starter", workload)
     if what == "other-processor":
         pass_off(others, instruction_set_of(resolve_target(spec.target)))
     warm_start = sys.modules["tvm_adaptive.tuning.warm_start"]

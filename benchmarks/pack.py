@@ -19,7 +19,6 @@ from pathlib import Path
 
 from benchmarks.journals import (
     BENCH_JOURNAL,
-    NEUTRAL_FILE,
     NEUTRAL_JOURNAL,
     PACKED,
     REGRET_JOURNALS,
@@ -52,8 +51,6 @@ def pack(source: Path, target: Path) -> int:
     earlier = read_events(target / BENCH_JOURNAL) if packed.exists() else []
     target.mkdir(parents=True, exist_ok=True)
     _compress([*earlier, *events], packed, source)
-    for path in sorted(source.glob(f"*/{NEUTRAL_FILE}")):
-        _add_neutral(path, target / path.relative_to(source))
     for name in (NEUTRAL_JOURNAL, REGRET_JOURNALS):
         for path in sorted(source.glob(f"*/{name}")):
             _add_rounds(path, target / path.relative_to(source), source)
@@ -65,21 +62,6 @@ def pack(source: Path, target: Path) -> int:
             copy = target / folder / (JOURNAL_FILE + PACKED)
             _compress(read_events(journal), copy, source)
     return len(folders)
-
-
-def _add_neutral(path: Path, copy: Path) -> None:
-    """Copy a neutral measurement, or add its entries to those that are there.
-
-    Methods are compared within a seed only, and a seed's winners are timed together, so
-    that entries of different hours do not meet.
-    """
-    found = json.loads(path.read_text())
-    if copy.exists():
-        earlier = json.loads(copy.read_text())
-        for key in ("entries", "errors"):
-            found[key] = {**earlier.get(key, {}), **found.get(key, {})}
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(json.dumps(found, indent=1))
 
 
 def _add_rounds(path: Path, copy: Path, source: Path) -> None:

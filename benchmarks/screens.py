@@ -32,7 +32,6 @@ from tvm_adaptive.tuning.budget import Budget
 
 WIDTHS = (80, 140)
 THEMES: dict[str, TerminalTheme] = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
-_SCHEMES = {"dark": 0, "light": 1}  # as Chromium counts them
 _FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 # Of the seconds of the run, what has passed on the screen.
 _SHARE_GONE = 0.5
@@ -91,9 +90,9 @@ def draw_reports(run: Path, killed: Path | None, out: Path, folder: Path) -> Non
             command = [str(chromium), "--headless", "--no-sandbox", "--disable-gpu"]
             command += [f"--user-data-dir={folder / 'profile'}", f"--screenshot={path}"]
             command += [f"--window-size={_WINDOW[0]},{_WINDOW[1]}", "--hide-scrollbars"]
-            command += [
-                "--blink-settings=preferredColorScheme=" + ("0" if theme == "dark" else "1")
-            ]
+            # As Chromium counts them.
+            scheme = 0 if theme == "dark" else 1
+            command += [f"--blink-settings=preferredColorScheme={scheme}"]
             command += ["--virtual-time-budget=10000", page.as_uri()]
             subprocess.run(command, check=True, capture_output=True, timeout=_CHROMIUM_SEC)
             print(path)

@@ -107,8 +107,6 @@ SIZES: dict[str, Size] = {
     "operators": Size(("operators", "sizes"), ("baselines",), 3, 256, 600.0, 60.0, 21),
     # What the first trials begin with.
     "start": Size(("operators",), ("start",), 3, 32, 600.0, 60.0, 21),
-    # 15 seeds as in AdaTune's figure 6.
-    "full": Size(("operators", "networks"), ("main",), 15, 1000, 3600.0, 60.0, 31),
 }
 
 

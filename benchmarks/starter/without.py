@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tvm_adaptive._tvm import anchor_of, workload_key
+from tvm_adaptive._tvm import workload_key
 from tvm_adaptive.database.starter_file import read_starter, write_starter
 from tvm_adaptive.models import Network, TIRWorkload
-from tvm_adaptive.tuning.starter import without_operand
 
 
-def write_without(
-    source: Path, folder: Path, workload: Network | TIRWorkload, *, whole_family: bool
-) -> Path:
-    """Copy files of starter records without those of an operator.
+def write_without(source: Path, folder: Path, workload: Network | TIRWorkload) -> Path:
+    """Copy files of starter records without those of the very same task.
 
     Parameters
     ----------
     source, folder : Path
     workload : TIRWorkload
         Of a network nearly all tasks are common ones.
-    whole_family : bool
-        Whether its family is left out, or only the very same task.
 
     Returns
     -------
@@ -38,13 +33,10 @@ def write_without(
             f"{workload.name} is a network, most of whose tasks are common. Choose methods "
             "without starter records for it."
         )
-    family = without_operand(anchor_of(workload.mod))
     key = workload_key(workload.mod)
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.glob("*.json.xz")):
-        header, tasks = read_starter(
-            path, lambda each: not whole_family or without_operand(each) != family
-        )
+        header, tasks = read_starter(path)
         others = [task for task in tasks if task.workload_key != key]
         write_starter(folder / path.name, header, others)
     return folder

@@ -26,6 +26,11 @@ Spec = Callable[..., RunSpec]
 Write = Callable[..., Path]
 
 
+def write_rounds(run: Path, ms: dict[str, float]) -> None:
+    with contextlib.closing(Journal(run.parents[1] / "neutral.jsonl")) as journal:
+        journal.write("round", ms=ms, errors={})
+
+
 def test_a_run_is_read_from_its_journal(spec: Spec, write_run: Write, write_bench: Write) -> None:
     write_run(spec(), [(10.0, None, 16), (20.0, 4.0, 32), (30.0, 2.0, 48)], finish_sec=40.0)
     (run,) = load_bench(write_bench()).runs
@@ -94,9 +99,8 @@ def test_a_packed_benchmark_reads_alike(
 ) -> None:
     folder = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
     (folder / "library.so").write_text("large")
-    source = write_bench({"stock/0/final": [3.0]})
-    with contextlib.closing(Journal(folder.parents[1] / "neutral.jsonl")) as journal:
-        journal.write("round", ms={"stock/0/16": 3.5}, errors={})
+    source = write_bench()
+    write_rounds(folder, {"stock/0/final": 3.0, "stock/0/16": 3.5})
     target = tmp_path.with_name(tmp_path.name + "-packed")
     assert pack(source, target) == 1
     assert set(load_bench(target).neutral["te:C2D"]) == {"stock/0/final", "stock/0/16"}
@@ -110,12 +114,15 @@ def test_runs_that_are_packed_later_join_those_that_are_there(
     tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
     first = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
-    source = write_bench({"stock/0/final": [3.0]})
+    source = write_bench()
+    write_rounds(first, {"stock/0/final": 3.0})
     target = tmp_path.with_name(tmp_path.name + "-packed")
     pack(source, target)
     shutil.rmtree(first)
-    write_run(spec(seed=1), [(10.0, 6.0, 16)], finish_sec=20.0)
-    assert pack(write_bench({"stock/1/final": [5.0]}), target) == 1
+    second = write_run(spec(seed=1), [(10.0, 6.0, 16)], finish_sec=20.0)
+    (second.parents[1] / "neutral.jsonl").unlink()
+    write_rounds(second, {"stock/1/final": 5.0})
+    assert pack(source, target) == 1
     bench = load_bench(target)
     assert sorted(run.spec.seed for run in bench.runs) == [0, 1]
     assert [bench.neutral_ms(run) for run in bench.of(spec().workload, "stock")] == [3.0, 5.0]

@@ -156,22 +156,16 @@ def test_a_workloads_own_records_can_be_left_out(tmp_path: Path) -> None:
     same = dataclasses.replace(tasks[0], workload_key=workload_key(own.mod))
     write_starter(tmp_path / name, header, [same, tasks[0], tasks[-1]])
 
-    def left(whole_family: bool) -> list[str]:
-        folder = write_without(
-            tmp_path, tmp_path / str(whole_family), own, whole_family=whole_family
-        )
-        found_header, found = read_starter(folder / name)
-        assert found_header == header
-        return [task.workload_key for task in found]
-
+    found_header, found = read_starter(write_without(tmp_path, tmp_path / "others", own) / name)
+    assert found_header == header
     assert {tasks[0].family, tasks[-1].family} == families
-    assert left(whole_family=False) == [tasks[0].workload_key, tasks[-1].workload_key]
-    assert left(whole_family=True) == [tasks[-1].workload_key]
+    left = [tasks[0].workload_key, tasks[-1].workload_key]
+    assert [task.workload_key for task in found] == left
 
 
 def test_a_networks_records_are_not_left_out(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="resnet18 is a network"):
-        write_without(STARTER_FOLDER, tmp_path, load_workload("resnet18"), whole_family=True)
+        write_without(STARTER_FOLDER, tmp_path, load_workload("resnet18"))
 
 
 def test_files_of_another_processor_pass_for_ones_own(tmp_path: Path) -> None:
