@@ -208,7 +208,7 @@ step gap openvino "${models[@]}"
 step preparation openvino "${models[@]}"
 step zoo onnx onnxruntime
 step schedulers
-step figures matplotlib
+step figures
 step warm_starts
 step starter_records
 step measuring

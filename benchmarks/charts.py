@@ -1,4 +1,4 @@
-"""What a figure shows, as values; ``plots.py`` and ``svg.py`` draw it."""
+"""What a figure shows, as values; ``svg.py`` draws it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From journals to tables (Markdown), plots (PNG) and one self-contained page (HTML).
+"""From journals to tables (Markdown), figures (SVG) and one self-contained page (HTML).
 
 python -m benchmarks.compare runs/small --out runs/small/report
 """
@@ -16,8 +16,8 @@ from benchmarks.figures.best_by_seconds import best_by_seconds
 from benchmarks.figures.time_breakdown import time_breakdown
 from benchmarks.journals import Bench, load_bench
 from benchmarks.page import make_page
-from benchmarks.plots import save_png, why_no_plots
 from benchmarks.results import TOLERANCE
+from benchmarks.svg import save_svg
 from benchmarks.tables import (
     comparison_table,
     latency_table,
@@ -71,12 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sections = report(bench, baseline, old=options.old)
     (out / "tables.md").write_text(as_markdown(sections))
     (out / "index.html").write_text(make_page("Benchmark", sections))
-    if reason := why_no_plots():
-        print(reason, file=sys.stderr)
-    else:
-        for _, content in sections:
-            if isinstance(content, Figure):
-                save_png(content, out)
+    for _, content in sections:
+        if isinstance(content, Figure):
+            save_svg(content, out)
     print(as_markdown(sections))
     return 0
 
@@ -100,13 +97,13 @@ def report(bench: Bench, baseline: str, *, old: bool = False) -> list[Section]:
 
 
 def as_markdown(sections: Sequence[Section]) -> str:
-    """Return the report in Markdown; figures as links to their PNG files."""
+    """Return the report in Markdown; figures as links to their files."""
     parts = []
     for heading, content in sections:
         if heading:
             parts.append(f"## {heading}")
         is_figure = isinstance(content, Figure)
-        parts.append(f"![{content.name}]({content.name}.png)" if is_figure else str(content))
+        parts.append(f"![{content.name}]({content.name}.svg)" if is_figure else str(content))
         if is_figure:
             parts.append(content.caption)
     return "\n\n".join(parts) + "\n"

@@ -6,8 +6,9 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from pathlib import Path
 
-from benchmarks.charts import Bars, Chart, Line
+from benchmarks.charts import Bars, Chart, Figure, Line
 
 WIDTH, HEIGHT = 460, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 28, 46
@@ -23,6 +24,7 @@ _MAX_NAMES = 16
 _LEGEND_ROW = 15
 _LEGEND_COLUMNS = 2
 _N_TICKS = 5
+_PANELS_PER_ROW = 3
 
 Scale = Callable[[float], float]
 
@@ -30,6 +32,33 @@ Scale = Callable[[float], float]
 def draw(panel: Chart | Bars) -> str:
     """Return an ``<svg>`` element."""
     return _bars(panel) if isinstance(panel, Bars) else _chart(panel)
+
+
+def save_svg(figure: Figure, folder: Path) -> Path:
+    """Draw a figure's panels into one file and return it."""
+    path = folder / f"{figure.name}.svg"
+    path.write_text(draw_figure(figure), encoding="utf-8")
+    return path
+
+
+def draw_figure(figure: Figure) -> str:
+    """Return an ``<svg>`` element with the panels side by side, on white."""
+    n_panels = max(1, len(figure.panels))
+    n_columns = 2 if n_panels == 4 else min(_PANELS_PER_ROW, n_panels)  # two rows of two
+    parts, y = [], 0
+    for first in range(0, len(figure.panels), n_columns):
+        row = figure.panels[first : first + n_columns]
+        for place, panel in enumerate(row):
+            parts.append(f'<g transform="translate({place * WIDTH} {y})">{draw(panel)}</g>')
+        y += max(map(_height, row))
+    return _element(
+        n_columns * WIDTH, y, f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}'
+    )
+
+
+def _height(panel: Chart | Bars) -> int:
+    labels = panel.parts if isinstance(panel, Bars) else [line.label for line in panel.lines]
+    return HEIGHT + _legend_rows(colour_of(labels)) * _LEGEND_ROW
 
 
 def colour_of(labels: Iterable[str]) -> dict[str, str]:
@@ -52,7 +81,7 @@ def _on_scale(place: float) -> str:
     return "#" + "".join(f"{each:02x}" for each in mixed)
 
 
-def name_stride(bars: Bars) -> int:
+def _name_stride(bars: Bars) -> int:
     """Return which of the bars are named: every so many."""
     return max(1, -(-len(bars.groups) // _MAX_NAMES))
 
@@ -125,7 +154,7 @@ def _bars(bars: Bars) -> str:
                 f"<title>{escape(f'{group}, {label}: {value:.4g}')}</title></rect>"
             )
             base += value if bars.stacked else 0.0
-        if n % name_stride(bars) == 0:
+        if n % _name_stride(bars) == 0:
             parts.append(text(LEFT + slot * (n + 0.5), HEIGHT - BOTTOM + 14, group))
     return _frame(bars.title, parts + _legend(colours), _legend_rows(colours))
 
@@ -220,8 +249,12 @@ def _legend_rows(colours: dict[str, str]) -> int:
 def _frame(title: str, parts: Sequence[str], n_rows_below: int = 0) -> str:
     head = text(WIDTH / 2, 16, title, more='font-weight="bold"')
     height = HEIGHT + n_rows_below * _LEGEND_ROW
+    return _element(WIDTH, height, head + "".join(parts))
+
+
+def _element(width: int, height: int, content: str) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11">'
-        f"{head}{''.join(parts)}</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" font-family="sans-serif" font-size="11">'
+        f"{content}</svg>"
     )

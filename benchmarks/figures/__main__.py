@@ -18,8 +18,8 @@ from benchmarks.figures.table import BENCH, FIGURES, RECORDINGS, RUNS
 from benchmarks.figures.variance import read_runs
 from benchmarks.journals import load_bench
 from benchmarks.page import make_page
-from benchmarks.plots import save_png, why_no_plots
 from benchmarks.scheduler.recordings import load_recording
+from benchmarks.svg import save_svg
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(FIGURES) if "all" in options.names else options.names
     sources = load_sources(options)
     options.out.mkdir(parents=True, exist_ok=True)
-    if reason := why_no_plots():
-        print(reason, file=sys.stderr)
     n_missing = 0
     for name in names:
         entry = FIGURES[name]
@@ -66,11 +64,10 @@ def load_sources(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def save(figure: Figure, papers: str, folder: Path) -> None:
-    """Write a figure as a page, and as PNG where that is possible."""
+    """Write a figure as a page with what must be said of it, and as SVG."""
     page = make_page(papers, [("", figure)])
     (folder / f"{figure.name}.html").write_text(page)
-    if not why_no_plots():
-        save_png(figure, folder)
+    save_svg(figure, folder)
 
 
 if __name__ == "__main__":

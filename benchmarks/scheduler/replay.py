@@ -2,9 +2,9 @@
 
     python -m benchmarks.scheduler.replay benchmarks/data/*.npz --seeds 20 --out result
 
-Writes ``result.json`` (every run), ``result.md`` (tables) and ``result.png`` (curves; only
-with matplotlib). Files of the same network are replayed together: each seed draws, for
-each task, one of its recordings. All policies see the same course of events per seed.
+Writes ``result.json`` (every run), ``result.md`` (tables) and ``result.svg`` (curves).
+Files of the same network are replayed together: each seed draws, for each task, one of its
+recordings. All policies see the same course of events per seed.
 
 Per network: median seconds to within 5 % and 1 % of the final latency (the best of the
 full recordings), how many seeds did not get there (they count with the horizon, 1.25 times
@@ -29,7 +29,6 @@ import numpy as np
 
 from benchmarks.charts import Chart, Figure, Line
 from benchmarks.machine import origin
-from benchmarks.plots import save_png, why_no_plots
 from benchmarks.scheduler.metrics import latency_at, mean_latency_ms, time_to_within
 from benchmarks.scheduler.oracle import OraclePolicy
 from benchmarks.scheduler.recordings import load_recording
@@ -40,6 +39,7 @@ from benchmarks.stats import (
     geometric_mean_interval,
     median_interval,
 )
+from benchmarks.svg import save_svg
 from benchmarks.tables import bounds, markdown
 from tvm_adaptive.task_scheduler.arms import Policy
 from tvm_adaptive.task_scheduler.baselines import (
@@ -237,10 +237,7 @@ def write(
     text = json.dumps(found, indent=1, default=_as_pair)
     options.out.with_suffix(".json").write_text(text)
     options.out.with_suffix(".md").write_text("\n".join(tables(summary)) + "\n")
-    if why_no_plots():
-        print(why_no_plots())
-    else:
-        save_png(figure_of(rows, options.out.name), options.out.parent)
+    save_svg(figure_of(rows, options.out.name), options.out.parent)
 
 
 def _as_pair(value: Interval) -> list[float]:

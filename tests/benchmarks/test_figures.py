@@ -22,9 +22,8 @@ from benchmarks.journals import load_bench
 from benchmarks.methods import METHODS
 from benchmarks.page import make_page, to_html
 from benchmarks.plan import RunSpec
-from benchmarks.plots import save_png, why_no_plots
 from benchmarks.scheduler.recordings import save_recording
-from benchmarks.svg import HEIGHT, LEGEND_INSIDE, colour_of, draw, ticks
+from benchmarks.svg import HEIGHT, LEGEND_INSIDE, WIDTH, colour_of, draw, draw_figure, ticks
 from tvm_adaptive.task_scheduler.arms import Arm
 from tvm_adaptive.testing.recording import Recording, TaskRecording
 
@@ -83,12 +82,22 @@ def test_the_ablation_names_the_rungs_that_the_benchmark_has(
     assert "does not have: persistent builder, search on knobs." in caption
 
 
-def test_figures_can_be_drawn_as_png(tmp_path: Path, recording: Recording) -> None:
-    if reason := why_no_plots():
-        pytest.skip(reason)
-    for name in ("dynatune-2", "dynatune-4"):
-        path = save_png(FIGURES[name].make([recording]), tmp_path)
-        assert path.read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize(("n_panels", "n_columns", "n_rows"), [(1, 1, 1), (4, 2, 2), (5, 3, 2)])
+def test_the_panels_of_a_figure_stand_side_by_side(
+    n_panels: int, n_columns: int, n_rows: int
+) -> None:
+    lines = tuple(Line(f"rung {n}", (0.0, 1.0), (1.0, 2.0)) for n in range(LEGEND_INSIDE + 1))
+    panels = [Chart(f"panel {n}", "x", "y", lines[: 1 + n]) for n in range(n_panels)]
+    svg = ElementTree.fromstring(draw_figure(Figure("name", "Says it.", tuple(panels))))
+    places = [each.get("transform") for each in svg if each.tag.endswith("}g")]
+    assert places == [
+        f"translate({n % n_columns * WIDTH} {n // n_columns * HEIGHT})" for n in range(n_panels)
+    ]
+    # Only the last panel of five has a legend below it.
+    below = 45 if n_panels > LEGEND_INSIDE else 0
+    size = float(svg.get("width", "0")), float(svg.get("height", "0"))
+    assert size == (n_columns * WIDTH, n_rows * HEIGHT + below)
+    assert svg[0].get("fill") == "#fff"
 
 
 def test_runs_are_read_with_and_without_their_origin(tmp_path: Path) -> None:
@@ -126,6 +135,7 @@ def test_the_command_makes_what_its_sources_allow(
     arguments = ["dynatune-2", "adatune-6", "--recordings", str(tmp_path / "net.npz")]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "gain-cost.html").read_text().count("<svg") == 1
+    ElementTree.fromstring((tmp_path / "out" / "gain-cost.svg").read_text())
     assert "adatune-6: left out, needs --bench" in capsys.readouterr().err
     assert main(["adatune-6", "--out", str(tmp_path / "out")]) == 2
 
