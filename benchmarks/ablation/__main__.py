@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.budgets.__main__ import has_ended, secs_in_turns, tuned_library
+from benchmarks.commands import COMMAND_LINE, has_ended, secs_in_turns, tuned_library
 from benchmarks.machine import origin
-from benchmarks.peers.__main__ import COMMAND_LINE
 from benchmarks.peers.models import MODELS, PeerModel
 from benchmarks.rows import append_row, read_rows
 from benchmarks.tables import markdown

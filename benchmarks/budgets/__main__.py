@@ -19,17 +19,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import secs_in_turns, tuned_library
 from benchmarks.machine import origin
-from benchmarks.peers.__main__ import COMMAND_LINE, tune
 from benchmarks.peers.models import MODELS, PeerModel, model_of_file
 from benchmarks.rows import append_row, read_rows
 from benchmarks.stats import geometric_mean
 from benchmarks.tables import markdown
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
-from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
-from tvm_adaptive.models.frontend import load
-from tvm_adaptive.tuning.target import n_threads_of, resolve_target
-from tvm_adaptive.tuning.turns import time_in_turns
 
 ROWS_FILE = "budgets.jsonl"
 # An odd number, whose median is one of them.
@@ -108,46 +104,6 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
         **origin(),
         "secs": secs_in_turns(libraries, path, model.shapes, options.rounds),
     }
-
-
-def tuned_library(
-    model: PeerModel,
-    path: Path,
-    work_dir: Path,
-    settings: argparse.Namespace,
-    extra: Sequence[str] = (),
-    *,
-    program: Sequence[str] = COMMAND_LINE,
-) -> Path:
-    """Return the library of a run, which is made or finished if it is not yet."""
-    found = library_of(work_dir)
-    if found is None:
-        tune(model, path, work_dir, settings, extra=extra, program=program)
-        found = library_of(work_dir)
-    if found is None:
-        raise OSError(f"{work_dir} has no library; see its journal")
-    return found
-
-
-def library_of(work_dir: Path) -> Path | None:
-    """Return the library of a finished run."""
-    return next(work_dir.glob("*.so"), None) if has_ended(work_dir) else None
-
-
-def has_ended(work_dir: Path) -> bool:
-    """Say whether a folder holds a run that has come to its own end."""
-    journal = work_dir / JOURNAL_FILE
-    events = read_journal(journal) if journal.exists() else []
-    return bool(events) and events[-1]["event"] == "end" and not events[-1].get("interrupted")
-
-
-def secs_in_turns(
-    libraries: Mapping[str, Path], path: Path, shapes: Mapping[str, Sequence[int]], n_rounds: int
-) -> dict[str, list[float]]:
-    """Return the seconds of an inference of each library in each round, each in a process."""
-    n_threads = n_threads_of(resolve_target("cpu"))
-    threaded = {name: (library, n_threads) for name, library in libraries.items()}
-    return time_in_turns(threaded, load(str(path), shapes).inputs(0), n_rounds)
 
 
 def ratios_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -23,10 +23,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.budgets.__main__ import has_ended
+from benchmarks.commands import has_ended, run
 from benchmarks.entries import Entry
 from benchmarks.machine import origin
-from benchmarks.peers.__main__ import run
 from benchmarks.remeasure import time_anew
 from benchmarks.rows import append_row, read_rows
 from benchmarks.stats import geometric_mean

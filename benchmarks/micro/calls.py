@@ -23,9 +23,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.budgets.__main__ import library_of
+from benchmarks.commands import library_of, tune
 from benchmarks.machine import origin
-from benchmarks.peers.__main__ import tune
 from benchmarks.peers.models import model_of_file
 from benchmarks.rows import append_row, read_rows
 from tvm_adaptive.cli.arguments import parse_duration

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.budgets.__main__ import library_of
+from benchmarks.commands import library_of
 from benchmarks.machine import origin
 from benchmarks.remeasure import interleave
 from benchmarks.rows import append_row, read_rows

@@ -16,29 +16,25 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import GRACE_SEC, run, tune
 from benchmarks.machine import origin
 from benchmarks.peers.models import MODELS, OTHERS, PeerModel
 from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
 from benchmarks.rows import append_row, read_rows
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
-from tvm_adaptive.cli.console import EXIT_BAD_RESULT, EXIT_OK
+from tvm_adaptive.cli.console import EXIT_OK
 from tvm_adaptive.measure_callback.journal import read_journal
-from tvm_adaptive.models.frontend import PEERS
 from tvm_adaptive.tuning.deploy import APPLY_FILE
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 
 ROWS_FILE = "rows.jsonl"
-# What Python runs.
-COMMAND_LINE = ("-m", "tvm_adaptive")
 # Each compiles the network anew: where its memory lies also counts.
 _TIMINGS = 3
-_GRACE_SEC = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,32 +98,9 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
     return row
 
 
-def tune(
-    model: PeerModel,
-    path: Path,
-    work_dir: Path,
-    options: argparse.Namespace,
-    *,
-    extra: Sequence[str] = (),
-    program: Sequence[str] = COMMAND_LINE,
-) -> dict[str, Any]:
-    """Tune a model; a run that was cut short is resumed."""
-    command = ["tune", str(path), "--work-dir", str(work_dir), "--seed", str(options.seed)]
-    command += ["--budget", f"{options.budget:g}s", "--store", "none"]
-    readers = [name for name, peer in PEERS.items() if path.suffix in peer.open]
-    command += ["--peers", ",".join(readers), *extra]
-    for name, shape in model.shapes.items():
-        command += ["--input-shape", f"{name}={'x'.join(map(str, shape))}"]
-    if (work_dir / "journal.jsonl").exists():
-        command = ["tune", "--resume", str(work_dir)]
-    start_sec = time.monotonic()
-    run(command, options.budget + _GRACE_SEC, program)
-    return {"seconds": round(time.monotonic() - start_sec, 1)}
-
-
 def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
     """Compile a run's records to a library; return how it compares with the peers."""
-    run(["apply", str(work_dir), "--out", str(deployed)], _GRACE_SEC)
+    run(["apply", str(work_dir), "--out", str(deployed)], GRACE_SEC)
     found = json.loads((deployed / MANIFEST_FILE).read_text(encoding="utf-8"))["comparison"]
     if found is None:
         raise OSError("the deployed library was not timed")
@@ -137,20 +110,6 @@ def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
         raise OSError(f"apply held {n_late} play-offs that the run had no time for")
     comparison: dict[str, Any] = found
     return comparison
-
-
-def run(command: Sequence[str], limit_sec: float, program: Sequence[str] = COMMAND_LINE) -> None:
-    """Run a command of the package; outputs that disagree are a result."""
-    done = subprocess.run(
-        [sys.executable, *program, *command],
-        capture_output=True,
-        text=True,
-        timeout=limit_sec,
-        check=False,
-    )
-    if done.returncode not in (EXIT_OK, EXIT_BAD_RESULT):
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise OSError(f"{command[0]} ended with {done.returncode}: {message}")
 
 
 if __name__ == "__main__":

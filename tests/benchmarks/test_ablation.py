@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import commands
 from benchmarks.ablation import __main__ as ablation
 from benchmarks.ablation.plain import PARTS
-from benchmarks.budgets import __main__ as budgets
-from benchmarks.peers.__main__ import COMMAND_LINE
 from tvm_adaptive.tuning.config_file import read_config
 
 
@@ -36,13 +35,13 @@ def test_a_network_is_tuned_once_in_each_variant(
         assert not Path(store).exists()
         Path(store).touch()
         search = read_config(Path(file)).search
-        assert given["program"] == COMMAND_LINE
+        assert given["program"] == commands.COMMAND_LINE
         runs.append((tuple(flags), search.n_analytical > 0, search.seeds))
         work_dir.mkdir()
         (work_dir / "journal.jsonl").write_text(json.dumps({"event": "end"}) + "\n")
         (work_dir / "net.so").touch()
 
-    monkeypatch.setattr(budgets, "tune", tune)
+    monkeypatch.setattr(commands, "tune", tune)
     monkeypatch.setattr(
         ablation, "secs_in_turns", lambda libraries, *_rest: {each: [1e-3] for each in libraries}
     )

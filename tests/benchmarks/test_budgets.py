@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import commands
 from benchmarks.budgets import __main__ as command
 from benchmarks.peers.models import model_of_file
 
@@ -56,7 +57,7 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
         timed.append(libraries)
         return {name: [1e-3 * len(tuned)] for name in libraries}
 
-    monkeypatch.setattr(command, "tune", tune)
+    monkeypatch.setattr(commands, "tune", tune)
     monkeypatch.setattr(command, "secs_in_turns", secs_in_turns)
     model = tmp_path / "net.onnx"
     model.write_text("a model")
@@ -78,12 +79,12 @@ def test_only_what_is_not_finished_is_run_and_the_latest_row_counts(
     "last", ['{"event": "round"}\n', '{"event": "end", "interrupted": true}\n', '{"event": "e', ""]
 )
 def test_a_run_without_its_own_end_has_no_library(tmp_path: Path, last: str) -> None:
-    assert command.library_of(tmp_path) is None
+    assert commands.library_of(tmp_path) is None
     (tmp_path / "net.so").touch()
     (tmp_path / "journal.jsonl").write_text(last)
-    assert command.library_of(tmp_path) is None
+    assert commands.library_of(tmp_path) is None
     (tmp_path / "journal.jsonl").write_text('{"event": "end", "interrupted": false}\n')
-    assert command.library_of(tmp_path) == tmp_path / "net.so"
+    assert commands.library_of(tmp_path) == tmp_path / "net.so"
 
 
 def test_a_file_is_a_model_under_its_own_name(tmp_path: Path) -> None:
