@@ -18,6 +18,7 @@ from tvm_adaptive._tvm import (
     Target,
     TuningRecord,
     Workload,
+    database_hooks,
 )
 from tvm_adaptive.database import verdicts
 from tvm_adaptive.database.metaschedule import readable_database, record_of, task_of, trial_of
@@ -32,6 +33,7 @@ from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.tuning.stakes import SELECTION_BIAS, Stake, plausible_gain
+from tvm_adaptive.values.trial import FAILED_SEC, N_VERIFIED
 
 logger = logging.getLogger(__name__)
 
@@ -233,11 +235,29 @@ def _in_order(
     if n_lost:  # nearly never, as above
         left = (each for each in left if _key_of(each) not in known.disqualified)
     found = list(itertools.islice(left, n_records))
-    if known.winner is not None:
-        least_sec = SELECTION_BIAS * known.winner.final_sec()
-        n_before = sum(mean_sec(record) < least_sec for record in found)
-        found.insert(n_before, known.winner.record)
-    return found
+    if known.winner is None:
+        return found
+    hooks = database_hooks(recorded)
+    first = () if hooks is None else itertools.islice(hooks.records_of(mod), N_VERIFIED)
+    return _with_winner(found, first, known.winner)
+
+
+def _with_winner(
+    found: list[TuningRecord], first: Iterable[TuningRecord], winner: Finalist
+) -> list[TuningRecord]:
+    """Return the records with a proven winner at its place, by this run's own time of it.
+
+    Times of another hour do not compare. ``first`` are those that the run began with.
+    """
+    record, keys = winner.record, [_key_of(each) for each in found]
+    key = _key_of(record)
+    others = [each for each, its_key in zip(found, keys, strict=True) if its_key != key]
+    again = found[keys.index(key) :][:1] if key in keys else first
+    secs = [mean_sec(each) for each in again if _key_of(each) == key]
+    sec = min((sec for sec in secs if sec < FAILED_SEC), default=winner.final_sec())
+    timed = TuningRecord(record.trace, record.workload, [sec], record.target, record.args_info)
+    n_before = sum(mean_sec(each) < SELECTION_BIAS * sec for each in others)
+    return [*others[:n_before], timed, *others[n_before:]]
 
 
 def _key_of(record: TuningRecord) -> str:
