@@ -151,7 +151,7 @@ def test_a_relative_brings_seeds_and_samples(
     assert find_prior_trials(store, [context], transfer_pool, model) == WarmStart(0, 1, 2)
     seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
     assert seeds
-    assert not any(seed.is_own for seed in seeds)
+    assert all(seed.is_equals and not seed.is_own for seed in seeds)
 
 
 def test_another_target_brings_seeds_only(
@@ -164,7 +164,7 @@ def test_another_target_brings_seeds_only(
     assert find_prior_trials(store, [context], transfer_pool, model) == WarmStart(0, 1, 0)
     seeds = transfer_pool.ask(task_of(mod, other, "").family, "mine", space_of(kept[0]), rng)
     assert seeds
-    assert not any(seed.is_own for seed in seeds)
+    assert not any(seed.is_own or seed.is_equals for seed in seeds)
 
 
 def test_another_family_brings_nothing(
@@ -320,6 +320,21 @@ def test_what_comes_from_elsewhere_is_a_hint_and_no_time(
             again = find_prior_trials(store.at(there), [context], TransferPool(), Model())
             assert again.n_samples == 3
             assert again.tasks["mine"].is_proven
+
+
+def test_a_relative_of_elsewhere_is_no_equal(
+    store: RecordStore, context: Any, rng: np.random.Generator
+) -> None:
+    """An equal's best is deployed unmeasured where a task has no trials."""
+    kept = trials(context.mod, context.target, [1e-3, 2e-3])
+    task = task_of(context.mod, context.target, "then")
+    relative = dataclasses.replace(task, workload_key="0" * 16)
+    store.add(relative, at(OTHER_DEVICE, kept[:1]) + at(HERE, kept[1:]))
+    transfer_pool = TransferPool()
+    find_prior_trials(store, [context], transfer_pool, None)
+    seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
+    equals = {seed.point.vector: seed.is_equals for seed in seeds}
+    assert equals == dict(zip(vectors_of(kept), [False, True], strict=True))
 
 
 def vectors_of(kept: list[StoredTrial]) -> list[tuple[int, ...]]:

@@ -31,7 +31,12 @@ from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import checked, sound, trusted
-from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, transfer_record_of
+from tvm_adaptive.search_strategy.transfer import (
+    KEPT_PER_TASK,
+    TransferPool,
+    TransferRecord,
+    transfer_record_of,
+)
 from tvm_adaptive.task_scheduler.arms import PriorTrials
 from tvm_adaptive.values.hooks import ModelHooks
 from tvm_adaptive.values.trial import FloatArray
@@ -68,21 +73,23 @@ def find_prior_trials(
     """Give a store's prior trials to the transfer pool and the model, and return them."""
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
     names = {task.identity: task.name for task in tasks}
+    targets = {task.target for task in tasks}
     known: dict[Identity, StoredTask] = {}
     for family in dict.fromkeys(task.family for task in tasks):
         for task in _relevant(store, family, tasks):
-            found = [
-                transfer_record_of(json.loads(trial.record), trial.seconds)
-                for trial in trusted(store, task, KEPT_PER_TASK)
-                if trial.seconds is not None
-            ]
-            # None for a record that this version cannot read.
-            transfer_records = [each for each in found if each is not None]
-            if transfer_records:
-                known[task.identity] = task
-                if transfer_pool is not None:
-                    name = names.get(task.identity, str(task.identity))
-                    transfer_pool.remember(family, name, transfer_records)
+            here, elsewhere = _transfer_records(store, task)
+            if not (here or elsewhere):
+                continue
+            known[task.identity] = task
+            if transfer_pool is None:
+                continue
+            name = names.get(task.identity, str(task.identity))
+            if task.identity in names:
+                transfer_pool.remember(family, name, here + elsewhere)
+            else:
+                is_target = task.target in targets
+                transfer_pool.remember(family, name, here if is_target else [])
+                transfer_pool.hint(family, name, elsewhere if is_target else here + elsewhere)
     samples = Dataset()
     if model is not None:
         samples = _samples(store, tasks, known, without, model.n_features)
@@ -99,6 +106,21 @@ def find_prior_trials(
     families = {task.family for task in known.values()}
     n_related = sum(task.family in families for task in tasks) - n_known
     return WarmStart(n_known, n_related, len(samples), prior, store.n_left_out)
+
+
+def _transfer_records(
+    store: RecordStore, task: StoredTask
+) -> tuple[list[TransferRecord], list[TransferRecord]]:
+    """Return a task's records of the store's environment, and those of others."""
+    here: list[TransferRecord] = []
+    elsewhere: list[TransferRecord] = []
+    for trial in trusted(store, task, KEPT_PER_TASK):
+        seconds = math.nan if trial.seconds is None else trial.seconds
+        record = transfer_record_of(json.loads(trial.record), seconds)
+        if record is not None:  # None for one that this version cannot read
+            is_here = store.environment in (None, trial.environment)
+            (here if is_here else elsewhere).append(record)
+    return here, elsewhere
 
 
 def _relevant(store: RecordStore, family: str, tasks: Sequence[StoredTask]) -> list[StoredTask]:
