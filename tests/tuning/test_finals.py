@@ -144,6 +144,29 @@ def test_what_a_store_refused_is_offered_again_at_the_end(
     assert len(said) == 3, "the run itself knows"
 
 
+@pytest.mark.parametrize(
+    ("reason", "rtol", "changes", "is_shared"),
+    [
+        ("network", 1e-3, {}, True),
+        ("network", 1e-2, {}, False),
+        ("network", 1e-2, {"disqualified": "crash: SIGSEGV"}, True),
+        ("tied", 1e-2, {}, True),
+    ],
+)
+def test_what_a_loosened_tolerance_lets_pass_stays_with_its_run(
+    tmp_path: Path, reason: str, rtol: float, changes: dict[str, Any], is_shared: bool
+) -> None:
+    report = report_of(make_record(te_workload("GMM"), TARGET, 1e-3), **changes)
+    store = AwayForAWhile(0)
+    session = session_of(tmp_path, TARGET, store)
+    session.config = dataclasses.replace(
+        DEFAULT, finish=dataclasses.replace(DEFAULT.finish, rtol=rtol)
+    )
+    VerdictRecorder(session).add(dataclasses.replace(report, reason=reason))
+    assert bool(store.taken) == is_shared
+    assert VerdictFile(tmp_path, str(TVM_VERSION)).read(), "the run itself knows"
+
+
 TARGET = Target({"kind": "llvm", "num-cores": 2})
 
 

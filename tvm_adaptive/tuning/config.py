@@ -274,6 +274,11 @@ class FinishConfig:
         check_positive("max_task_sec", self.max_task_sec)
         check_positive("rtol", self.rtol)
 
+    @property
+    def is_loosened(self) -> bool:
+        """Whether outputs may differ by more than others who share a store expect."""
+        return self.rtol > FinishConfig.rtol
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TuneConfig:

@@ -113,7 +113,10 @@ class VerdictRecorder:
         consequence = "If the run ends early, apply checks its winners once more."
         with _Reported(self._session, consequence, OSError, where="verdicts"):
             self._file.add(task, finals)
-        if self._session.store is None or is_earlier:
+        # A play-off has a tolerance of its own; one that others did not choose is not theirs.
+        is_loose = report.reason == "network" and self._session.config.finish.is_loosened
+        finals = [each for each in finals if each.failure or not is_loose]
+        if self._session.store is None or is_earlier or not finals:
             return
         try:
             if not self._refused:
