@@ -148,6 +148,16 @@ def test_what_playoffs_said_is_kept_beside_the_trials(url: str) -> None:
         assert len(store.finals(task())) == 3  # they say what may be deployed
 
 
+def test_a_store_knows_which_models_were_tuned_into_it(url: str) -> None:
+    with RecordStore(url) as store:
+        store.note_tuned("a" * 64)
+        store.note_tuned("a" * 64)
+    with RecordStore(url) as store:
+        assert store.was_tuned("a" * 64)
+        assert not store.was_tuned("b" * 64)
+        assert not store.was_tuned("version")
+
+
 def test_a_sample_holds_the_fastest_and_some_of_all_times(url: str) -> None:
     seconds = np.random.default_rng(0).permutation(np.arange(1.0, 201.0)).tolist()
     with RecordStore(url) as store:

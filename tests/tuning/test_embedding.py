@@ -18,6 +18,8 @@ from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import Network
 from tvm_adaptive.tuning import embedding, network_check, torch_backend
+from tvm_adaptive.tuning.config import FinishConfig
+from tvm_adaptive.workers.environment import Environment
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,7 @@ def test_the_second_call_compiles_from_records(compiled):
     folder, (first, second) = compiled
     assert (folder / "first" / "run" / "journal.jsonl").is_file()
     assert not (folder / "second" / "run").exists()
+    assert not [*folder.glob("records.db.*")]
     events = [each["event"] for each in read_journal(folder / "second/applied/apply.jsonl")]
     assert "coverage" in events
     value = aligned((1, 16, 32))
@@ -130,24 +133,17 @@ def crash(*_arguments, **_options):
     os.abort()
 
 
-@pytest.mark.parametrize("has_home", [True, False])
-def test_models_are_remembered_by_store(has_home, monkeypatch, tmp_path):
-    if has_home:
-        monkeypatch.setenv("HOME", str(tmp_path / "new"))
-    else:
-        monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError))
-    urls = ("postgresql+psycopg://me:x@host/a", "postgresql+psycopg://me:x@host/b", "user")
-    files = [embedding._tuned_file(each) for each in urls]
-    assert len({*files}) == (3 if has_home else 1)
-    for place, file in enumerate(files):
-        if file is not None:
-            embedding._remember(file, f"model {place}")
-    for place, file in enumerate(files):
-        assert file is None or embedding._lines_of(file) == {f"model {place}"}
-    assert (files[0] is None) != has_home
-    assert embedding._tuned_file(str(tmp_path / "a.db")) == tmp_path / "a.db.tuned"
-    assert embedding._tuned_file("sqlite://") is None
-    assert embedding._tuned_file("sqlite:///:memory:") is None
+def test_a_model_counts_as_tuned_only_in_its_store_and_where_it_was_measured(monkeypatch):
+    network, target = Network("net", IRModule({}), {}, {}, {}), embedding.resolve_target("cpu")
+    config = tvm_adaptive.TuneConfig()
+    monkeypatch.setattr(embedding, "content_of", lambda _: "relax:1")
+    here = embedding._key_of(network, target, config)
+    assert here == embedding._key_of(network, target, config)
+    loose = config.replace(finish=FinishConfig(rtol=0.1))
+    assert embedding._key_of(network, target, loose) == ""
+    elsewhere = Environment("another processor, 2 cores", "0.27.0", "0.1.14")
+    monkeypatch.setattr(embedding, "environment_of", lambda *_: elsewhere)
+    assert embedding._key_of(network, target, config) != here
 
 
 def test_arguments_that_say_nothing_are_refused():

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # The latest time that a calendar can show.
 _LAST_UNIX_SEC = 1e11
+# Of a digest among the facts about the store.
+_TUNED = "tuned"
 
 
 class RecordStore:
@@ -279,6 +281,18 @@ class RecordStore:
             except StoreError as error:
                 logger.warning("The rows are deleted, but the file keeps its size: %s", error)
         return n_deleted
+
+    def was_tuned(self, key: str) -> bool:
+        """Return whether a model's key was noted by :meth:`note_tuned`."""
+        columns = schema.meta.c
+        query = sa.select(sa.exists().where(columns.key == key, columns.value == _TUNED))
+        with self._reading() as connection:
+            return bool(connection.scalar(query))
+
+    def note_tuned(self, key: str) -> None:
+        """Note a model's key, a digest, when its records were added."""
+        with self._writing() as connection:
+            tables.insert_if_missing(connection, schema.meta, {"key": key, "value": _TUNED})
 
     def close(self) -> None:
         """Close the connections to the file or the server."""

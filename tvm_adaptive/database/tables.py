@@ -198,6 +198,12 @@ def append(
         connection.execute(sa.insert(table), rows)
 
 
+def insert_if_missing(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> None:
+    """Insert a row unless one with the same key is there."""
+    insert = INSERTS[connection.dialect.name]
+    connection.execute(insert(table).values(**values).on_conflict_do_nothing())
+
+
 def delete(connection: sa.Connection, table: sa.Table, ids: Sequence[int]) -> int:
     """Delete rows by their ids; return how many there were."""
     n_deleted = 0
@@ -224,7 +230,7 @@ def delete_all_but(
 
 def _task_id(connection: sa.Connection, task: StoredTask) -> int:
     values = {**dataclasses.asdict(task), "target_key": task.target_key}
-    _insert_if_missing(connection, schema.tasks, values)
+    insert_if_missing(connection, schema.tasks, values)
     query = sa.select(schema.tasks.c.id).where(*is_task(task))
     return int(connection.execute(query).scalar_one())
 
@@ -234,11 +240,6 @@ def _environment_id(connection: sa.Connection, environment: Environment) -> int 
         return None
     fields = environment.as_fields()
     key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-    _insert_if_missing(connection, schema.environments, {"key": key, **fields})
+    insert_if_missing(connection, schema.environments, {"key": key, **fields})
     columns = schema.environments.c
     return int(connection.execute(sa.select(columns.id).where(columns.key == key)).scalar_one())
-
-
-def _insert_if_missing(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> None:
-    insert = INSERTS[connection.dialect.name]
-    connection.execute(insert(table).values(**values).on_conflict_do_nothing())

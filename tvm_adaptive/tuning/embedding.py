@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule
-from tvm_adaptive.database.location import (
-    NO_STORE,
-    displayed,
-    resolve_url,
-    url_of,
-    user_store,
-)
+from tvm_adaptive._tvm import IRModule, Target
+from tvm_adaptive.database.metaschedule import target_text
+from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError, check_at_least
 from tvm_adaptive.models import Network
 from tvm_adaptive.models.content import content_of, python_source
@@ -35,16 +31,13 @@ from tvm_adaptive.tuning.deploy import apply_network
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison, TuneReport
 from tvm_adaptive.tuning.session import RunOptions
-from tvm_adaptive.tuning.target import describe_target, n_threads_of, resolve_target
+from tvm_adaptive.tuning.target import environment_of, n_threads_of, resolve_target
 from tvm_adaptive.tuning.tune import run_loaded
 
 # Of the calls of an inference, for a model that was not tuned here: records of less were made
 # for other models. Of one that was, any proven record will do: a short run reaches few tasks.
 _LEAST_PROVEN_SHARE = 0.5
 _ANY_SHARE = 1e-9
-# Beside a store in a file, else where the user's is, one for each: digests of the models tuned
-# into it.
-_TUNED_SUFFIX = ".tuned"
 _NAME = "model"
 
 
@@ -64,9 +57,10 @@ def compile_model(
 ) -> CompiledModel:
     """Return a network as a function that runs in this process.
 
-    A network that was tuned by an earlier call on this machine is compiled from the checked
-    records in ``config.store``, without a search; so is one of which half of the calls have
-    checked records there. Otherwise it is tuned, which fills the store, and the result of
+    A network that was tuned by an earlier call, on this machine and with this TVM, is compiled
+    from the checked records in ``config.store``, without a search; so is one of which half of
+    the calls have checked records there. With a looser ``finish.rtol`` than the default, only
+    the latter is. Otherwise it is tuned, which fills the store, and the result of
     that is used. Networks count as the same if operators, shapes and types are; weights may
     differ. To search again, call :func:`~tvm_adaptive.tune` with the same store.
 
@@ -119,11 +113,10 @@ def compile_model(
     target = resolve_target("cpu")
     network = network_of(model, inputs, input_shapes, params)
     folder, keep = _folder(work_dir)
-    content, tuned = content_of(network), _tuned_file(config.store)
-    content = content and f"{content} {describe_target(target)}"  # records are those of a target
-    least_share = 0.0
+    least_share, key = 0.0, _key_of(network, target, config)
     if budget_sec is not None or trials is not None:
-        was_tuned = tuned is not None and content in _lines_of(tuned)
+        with open_store(config.store) as store:
+            was_tuned = store is not None and bool(key) and store.was_tuned(key)
         least_share = _ANY_SHARE if was_tuned else _LEAST_PROVEN_SHARE
     applied = apply_network(
         network,
@@ -144,7 +137,7 @@ def compile_model(
             config=config,
             observer=observer,
         )
-        report, library = _tuned_library(network, options, tuned, content)
+        report, library = _tuned_library(network, options, key)
         comparison, shortfall = report.comparison, report.shortfall
     _check_agreement(network, comparison, shortfall)
     return CompiledModel(
@@ -157,15 +150,14 @@ def compile_model(
     )
 
 
-def _tuned_library(
-    network: Network, options: RunOptions, tuned: Path | None, content: str
-) -> tuple[TuneReport, Path]:
-    """Tune a network, and note in the file of tuned models that this was done."""
+def _tuned_library(network: Network, options: RunOptions, key: str) -> tuple[TuneReport, Path]:
+    """Tune a network, and note in the store that this was done."""
     report = run_loaded(options, lambda _: (network, python_source(network)))
     if report.interrupted:
         raise KeyboardInterrupt
-    if tuned is not None and content:
-        _remember(tuned, content)
+    with contextlib.suppress(StoreError), open_store(options.config.store) as store:
+        if store is not None and key:
+            store.note_tuned(key)
     if report.library is None:
         raise WorkerError(f"{network.name} could not be compiled: {report.shortfall}")
     return report, report.library
@@ -230,32 +222,13 @@ def _folder(work_dir: str | Path | None) -> tuple[Path, object]:
     return Path(keep.name), keep
 
 
-def _tuned_file(store: str) -> Path | None:
-    """Return the file with the models that were tuned into a store; None without a place."""
-    if store == NO_STORE:
-        return None
-    try:
-        url = url_of(resolve_url(store))
-        if url.get_backend_name() == "sqlite":
-            in_memory = url.database in (None, "", ":memory:")
-            return None if in_memory else Path(f"{url.database}{_TUNED_SUFFIX}")
-        digest = hashlib.sha256(displayed(url).encode()).hexdigest()[:16]
-        return user_store().with_name(f"{digest}{_TUNED_SUFFIX}")
-    except StoreError:  # no home directory, or what opening the store reports
-        return None
-
-
-def _remember(tuned: Path, content: str) -> None:
-    with contextlib.suppress(OSError):
-        tuned.parent.mkdir(parents=True, exist_ok=True)
-        with open(tuned, "a", encoding="utf-8") as file:
-            file.write(f"{content}\n")
-
-
-def _lines_of(path: Path) -> set[str]:
-    with contextlib.suppress(OSError):
-        return set(path.read_text(encoding="utf-8").splitlines())
-    return set()
+def _key_of(network: Network, target: Target, config: TuneConfig) -> str:
+    """Return what a network is known by in a store once it was tuned here; "" for none."""
+    # What only a loosened tolerance let pass is not in the store: the search begins again.
+    content = "" if config.finish.is_loosened else content_of(network)
+    environment = environment_of(target, config)
+    where = [target_text(target), environment.device, environment.tvm, environment.tvm_ffi]
+    return content and hashlib.sha256(json.dumps([content, *where]).encode()).hexdigest()
 
 
 def _check_agreement(network: Network, comparison: Comparison | None, shortfall: str) -> None:
