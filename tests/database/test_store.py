@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tvm_adaptive.database import schema
 from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features, unpack_features
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.tables import ValidRows
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.workers.environment import Environment
 
@@ -59,6 +61,16 @@ def test_the_fastest_come_first_and_failures_never(url: str) -> None:
         assert [each.seconds for each in store.best(task(), 2)] == [1.0, 2.0]
         assert [each.seconds for each in store.latest(task())] == [3.0, None, 1.0, 2.0]
         assert store.best(task(2), 5) == []
+
+
+def test_only_the_wanted_ones_of_thousands_of_rows_are_read(tmp_path: Path) -> None:
+    with RecordStore(tmp_path / "records.db") as store:
+        store.add(task(), [trial(float(number)) for number in range(1, 600)])
+        ids = iter(range(1, 600))
+        with store._engine.connect() as connection:
+            found = ValidRows().trials(connection, schema.trials, ids, 4)
+        assert [row_id for row_id, _ in found] == [1, 2, 3, 4]
+        assert next(ids) == 5
 
 
 def test_what_trials_took_is_reported_in_order_and_without_some_runs(url: str) -> None:

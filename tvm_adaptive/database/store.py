@@ -13,6 +13,7 @@ import math
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,8 @@ class RecordStore:
         if newest is not None:
             has_trial = sa.exists().where(schema.trials.c.task_id == columns.id)
             query = query.where(has_trial).limit(newest + tables.MAX_BAD_ROWS)
-        with self._reading() as connection:
-            found = self._valid.tasks(connection, list(connection.scalars(query)), newest)
+        with self._reading() as connection, closing(connection.scalars(query)) as ids:
+            found = self._valid.tasks(connection, ids, newest)
         return found if newest is None else found[::-1]
 
     def best(
@@ -326,8 +327,7 @@ class RecordStore:
         """Return the first ``n`` valid trials of a query for ids, without some columns."""
         if n is not None:
             ids = ids.limit(n + tables.MAX_BAD_ROWS)
-        with self._reading() as connection:
-            numbers = list(connection.scalars(ids))
+        with self._reading() as connection, closing(connection.scalars(ids)) as numbers:
             found = self._valid.trials(connection, table, numbers, n, without=without)
         return [trial for _, trial in found]
 
