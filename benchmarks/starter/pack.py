@@ -67,7 +67,7 @@ def _packed(store: RecordStore, task: StoredTask) -> StarterTask:
         for each in best
         if each.seconds is not None
     )
-    sampled = sound(store, task, store.sample(task, SAMPLES_PER_TASK))
+    sampled = sound(store.finals(task), store.sample(task, SAMPLES_PER_TASK))
     # What failed here may run elsewhere.
     samples = [each for each in sampled if each.features is not None and each.seconds is not None]
     width = max((len(each.features) for each in samples if each.features is not None), default=0)

@@ -21,6 +21,7 @@ from tvm_adaptive._tvm import (
     json_database,
     structural_hash,
 )
+from tvm_adaptive.database import maintenance
 from tvm_adaptive.database.maintenance import (
     export_json,
     export_records,
@@ -189,6 +190,20 @@ def test_a_runs_verdicts_come_with_its_records(mods: Mods, target: Target, tmp_p
     assert export_records(store_path, tmp_path / "out") == n_all - 1
 
 
+def test_verdicts_of_another_tvm_come_with_its_records(
+    mods: Mods, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Environment("another processor, 2 cores", "0.26.0", "0.1.14")
+    monkeypatch.setattr(maintenance, "_environment_of", lambda _: there)
+    folder, task = tmp_path / "run", task_of(mods["GMM"], target_text(target), "main")
+    write_json(folder, mods, target)
+    winner = trial_of(make_record(mods["GMM"], target, 1e-3), run="a")
+    VerdictFile(folder, there.tvm).add(task, [winner])
+    import_records(str(tmp_path / "team.db"), folder)
+    with RecordStore(tmp_path / "team.db", there) as store:
+        assert proven(store.finals(task)) == winner
+
+
 def test_an_older_runs_verdicts_do_not_outlive_later_ones(
     mods: Mods, target: Target, tmp_path: Path
 ) -> None:
@@ -207,7 +222,7 @@ def test_an_older_runs_verdicts_do_not_outlive_later_ones(
     import_records(str(store_path), folder)
     with RecordStore(store_path) as store:
         assert [each.run for each in store.finals(task)] == ["early", "late"]
-        assert proven(store, task) is None
+        assert proven(store.finals(task)) is None
 
 
 def test_a_slow_clock_does_not_outlive_a_disqualification(
@@ -221,7 +236,7 @@ def test_a_slow_clock_does_not_outlive_a_disqualification(
     with RecordStore(tmp_path / "team.db") as store:
         store.add_finals(task, [right])
         store.add_finals(task, [wrong])
-        assert proven(store, task) is None
+        assert proven(store.finals(task)) is None
 
 
 def test_lines_that_cannot_be_read_cost_themselves_only(

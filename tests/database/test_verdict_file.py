@@ -13,8 +13,8 @@ from tvm_adaptive.database.verdicts import VerdictFile
 
 TASK = StoredTask("0" * 16, '{"kind":"llvm"}', "matmul", "matmul", "[]")
 OTHER = dataclasses.replace(TASK, workload_key="1" * 16)
-WINNER = StoredTrial("[1]", 1e-3, error=0.01, unix_sec=5.0, run="a")
-WRONG = StoredTrial("[2]", None, failure="wrong result", unix_sec=6.0, run="a")
+WINNER = StoredTrial("[[[], []], 1]", 1e-3, error=0.01, unix_sec=5.0, run="a")
+WRONG = StoredTrial("[[[], []], 2]", None, failure="wrong result", unix_sec=6.0, run="a")
 
 
 def test_what_was_written_is_read_in_its_order(tmp_path: Path) -> None:
@@ -54,11 +54,13 @@ def test_a_cut_at_any_byte_costs_the_last_verdict_only(tmp_path: Path) -> None:
     [
         {"finals": [{}]},
         {"finals": 5},
+        {"finals": [5]},
         {"identity": "ab c"},
         {"version": 99},
         {"finals": [{**dataclasses.asdict(WINNER), "seconds": -1.0}]},
         {"finals": [{**dataclasses.asdict(WINNER), "seconds": "fast"}]},
         {"finals": [{**dataclasses.asdict(WINNER), "record": None}]},
+        {"finals": [{**dataclasses.asdict(WINNER), "record": "[1]"}]},
     ],
 )
 def test_a_line_that_says_something_else_is_left_out(tmp_path: Path, change: object) -> None:

@@ -90,11 +90,11 @@ def test_speed_is_no_reason_to_deploy_what_nobody_checked(
     store: RecordStore, seconds: float | None
 ) -> None:
     store.add(TASK, [trial(2, 0.5, "a")])
-    assert proven(store, TASK) is None
+    assert proven(store.finals(TASK)) is None
     store.add_finals(TASK, [trial(4, 1.3, "a")])
     if seconds is not None:
         store.add(TASK, [trial(8, seconds, "b")])
-    found = proven(store, TASK)
+    found = proven(store.finals(TASK))
     assert found is not None
     assert found.seconds == 1.3
 
@@ -103,7 +103,7 @@ def test_who_is_disqualified_before_a_playoff_does_not_hide_its_winner(store: Re
     """Within the network first; the play-off that follows has a loser with a lucky time."""
     store.add_finals(TASK, [disqualified_final(2, "a")])
     store.add_finals(TASK, [trial(4, 1.3, "a"), trial(8, 1.1, "a")])
-    found = proven(store, TASK)
+    found = proven(store.finals(TASK))
     assert found is not None
     assert found.seconds == 1.3
 
@@ -170,16 +170,17 @@ def test_what_was_disqualified_is_not_trusted_unless_it_was_cleared_since(
     store.add(TASK, [trial(2, 1.0), trial(4, 2.0), trial(2, 1.1)])
     store.add_finals(TASK, [disqualified_final(2)])
     assert seconds_of(store, 9) == [2.0]
-    assert sound(store, TASK, store.latest(TASK)) == [trial(4, 2.0)]
+    assert sound(store.finals(TASK), store.latest(TASK)) == [trial(4, 2.0)]
     store.add_finals(TASK, [trial(2, 1.5)])
     assert seconds_of(store, 9) == [1.5, 2.0]
-    assert len(sound(store, TASK, store.latest(TASK))) == 3
+    assert len(sound(store.finals(TASK), store.latest(TASK))) == 3
 
 
 def test_many_lucky_timings_of_one_candidate_hide_no_other(store: RecordStore) -> None:
-    store.add(TASK, [trial(2, 1.0 + i / 100) for i in range(5)] + [trial(4, 2.0)])
+    store.add(TASK, [trial(2, 1.0 + i / 100) for i in range(60)] + [trial(4, 2.7)])
+    assert seconds_of(store, 2) == [1.0, 2.7]
     store.add_finals(TASK, [disqualified_final(2)])
-    assert seconds_of(store, 2) == [2.0]
+    assert seconds_of(store, 2) == [2.7]
 
 
 def test_metaschedule_gets_no_wrong_kernel(
@@ -223,6 +224,9 @@ def test_metaschedule_prefers_what_was_proven_in_an_export(
         chosen = candidate_key(trial_of(record))
         assert chosen == candidate_key(trial_of(make_record(mod, target, 3e-3, 2)))
         assert len(exported.get_all_tuning_records()) == 2, "a slower one does no harm"
+    store.prune(1)
+    assert export_json(store, tmp_path / "pruned") == 1
+    assert "0.003" in (tmp_path / "pruned" / "database_tuning_record.json").read_text()
 
 
 def test_metaschedule_compiles_what_a_playoff_has_proven(

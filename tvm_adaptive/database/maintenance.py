@@ -21,6 +21,7 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     VerdictFile,
     candidate_key,
+    proven,
     sound,
     trusted,
     without_lucky,
@@ -71,7 +72,7 @@ def import_records(store: str, folder: Path) -> tuple[str, int, int]:
 
 def _import_verdicts(store: RecordStore, folder: Path, environment: Environment) -> None:
     """Add a run's verdicts of the tasks that a store knows."""
-    verdicts = VerdictFile(folder, str(TVM_VERSION)).read()
+    verdicts = VerdictFile(folder, environment.tvm or str(TVM_VERSION)).read()
     for task in store.tasks():
         if finals := verdicts.get(task.identity):
             here = [dataclasses.replace(each, environment=environment) for each in finals]
@@ -119,11 +120,9 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     workloads: list[str] = []
     records: list[str] = []
     for task in store.tasks():
-        if best is None:
-            trials = sound(store, task, store.latest(task))
-        else:
-            trials = trusted(store, task, best)
-        trials = without_lucky(store.finals(task), trials)
+        finals = store.finals(task)
+        trials = sound(finals, store.latest(task)) if best is None else trusted(store, task, best)
+        trials = _with_winner(finals, without_lucky(finals, trials))
         timed = [trial for trial in trials if trial.seconds is not None]
         if timed and task.workload_key not in indices:
             indices[task.workload_key] = len(workloads)
@@ -138,6 +137,14 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
             f"{folder} cannot be written ({error.strerror}); name another folder."
         ) from error
     return len(records)
+
+
+def _with_winner(finals: Sequence[StoredTrial], trials: list[StoredTrial]) -> list[StoredTrial]:
+    """Return trials with what is proven, which may have been pruned from them."""
+    winner = proven(finals)
+    if winner is None or candidate_key(winner) in map(candidate_key, trials):
+        return trials
+    return [*trials, winner]
 
 
 def import_json(

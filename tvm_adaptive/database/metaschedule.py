@@ -182,8 +182,9 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         if key in self._loaded:
             return
         task = task_of(mod, self._target, "main")
-        best = proven(self._store, task)
-        trials = sound(self._store, task, self._store.latest(task))
+        finals = self._store.finals(task)
+        best = proven(finals)
+        trials = sound(finals, self._store.latest(task))
         # From here on nothing asks the store, which may fail: the next query would ask again.
         self._loaded.add(key)
         for trial in trials:

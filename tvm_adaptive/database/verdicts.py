@@ -16,14 +16,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
+from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial, trial_of_row
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.values.trace_json import choices_of
 
 logger = logging.getLogger(__name__)
 
-# Rows read per wanted candidate: every run measures again what earlier ones found.
+# Rows read per wanted candidate: every run measures again what earlier ones found. Where that
+# is one candidate all the time, more are read.
 _ROWS_PER_TRIAL = 4
+_MOST_ROWS = 256
 
 VERDICT_FILE = "verdicts.jsonl"
 _FORMAT_VERSION = 1
@@ -64,14 +66,14 @@ def trusted(store: RecordStore, task: StoredTask, n: int) -> list[StoredTrial]:
     return order[: n - len(hints)] + hints
 
 
-def proven(store: RecordStore, task: StoredTask) -> StoredTrial | None:
+def proven(finals: Iterable[StoredTrial]) -> StoredTrial | None:
     """Return the fastest winner of a task's play-offs, None without one."""
-    return next(iter(_proven(_verdicts(store.finals(task)))), None)
+    return next(iter(_proven(_verdicts(finals))), None)
 
 
-def sound(store: RecordStore, task: StoredTask, trials: Iterable[StoredTrial]) -> list[StoredTrial]:
+def sound(finals: Iterable[StoredTrial], trials: Iterable[StoredTrial]) -> list[StoredTrial]:
     """Return trials without disqualified candidates."""
-    wrong = disqualified(store.finals(task))
+    wrong = disqualified(finals)
     if not wrong:  # nearly always: spares parsing all records
         return list(trials)
     return [trial for trial in trials if candidate_key(trial) not in wrong]
@@ -85,13 +87,11 @@ def without_lucky(
     A compiler that takes the fastest of them then takes a checked one.
     """
     finals = list(finals)
-    winners = _proven(_verdicts(finals))
-    if not winners:
+    winner = proven(finals)
+    if winner is None:
         return list(trials)
     known = checked(finals)
-    return [
-        each for each in trials if _sec(each) >= _sec(winners[0]) or candidate_key(each) in known
-    ]
+    return [each for each in trials if _sec(each) >= _sec(winner) or candidate_key(each) in known]
 
 
 def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:
@@ -165,15 +165,19 @@ def _unchecked(
     **options: Any,
 ) -> list[StoredTrial]:
     """Return ``n`` candidates, each once, that are not known: first some, then the fastest."""
-    rows = store.best(task, _ROWS_PER_TRIAL * n + len(known), **options)
-    different: dict[str, StoredTrial] = {}
-    for row in itertools.chain(first, rows):
-        if len(different) == n:
-            break
-        key = candidate_key(row)
-        if key not in known:
-            different.setdefault(key, row)
-    return list(different.values())
+    first, n_rows = list(first), _ROWS_PER_TRIAL * n + len(known)
+    while True:
+        rows = store.best(task, n_rows, **options)
+        different: dict[str, StoredTrial] = {}
+        for row in itertools.chain(first, rows):
+            if len(different) == n:
+                break
+            key = candidate_key(row)
+            if key not in known:
+                different.setdefault(key, row)
+        if len(different) == n or len(rows) < n_rows or n_rows >= _MOST_ROWS:
+            return list(different.values())
+        n_rows = min(_MOST_ROWS, _ROWS_PER_TRIAL * n_rows)
 
 
 def _sec(trial: StoredTrial) -> float:
@@ -213,11 +217,12 @@ class VerdictFile:
         for event in self._events():
             try:
                 workload_key, target_key = map(str, event["identity"])
-                finals = [_trial_of(each) for each in event["finals"]]
-            except (KeyError, TypeError, ValueError):
+                rows = [trial_of_row(each) for each in event["finals"]]
+            except (KeyError, TypeError, ValueError, AttributeError):
                 logger.warning("%s: a line that this version does not know", self.path)
                 continue
-            found.setdefault((workload_key, target_key), []).extend(finals)
+            finals = found.setdefault((workload_key, target_key), [])
+            finals += [each for each in rows if each is not None]
         return found
 
     def _events(self) -> Iterator[dict[str, Any]]:
@@ -235,13 +240,3 @@ class VerdictFile:
                 continue
             if isinstance(event, dict) and (event.get("version"), event.get("compiler")) == mine:
                 yield event
-
-
-def _trial_of(fields: Any) -> StoredTrial:
-    """Return a trial of the file; raise for invalid fields."""
-    trial = StoredTrial(**{name: fields[name] for name in _KEPT})
-    if not all(isinstance(each, str) for each in (trial.record, trial.failure, trial.run)):
-        raise ValueError("no trial")
-    if trial.seconds is not None and not 0.0 < float(trial.seconds) < math.inf:
-        raise ValueError("no time")
-    return trial

@@ -272,7 +272,7 @@ def _verdicts_of_run(finals: Sequence[StoredTrial], mod: IRModule) -> _Verdicts:
 
 def _verdicts_of_store(store: RecordStore, task: StoredTask, mod: IRModule) -> _Verdicts:
     finals = store.finals(task)
-    winner = _finalist_of(verdicts.proven(store, task), mod)
+    winner = _finalist_of(verdicts.proven(finals), mod)
     return _Verdicts(winner, verdicts.checked(finals), verdicts.disqualified(finals))
 
 
