@@ -117,6 +117,15 @@ def test_whatever_a_record_holds_nothing_raises(value: Any) -> None:
     transfer_record_of([value], 1.0)
 
 
+def test_a_record_of_thousands_of_levels_is_no_finding() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    record = [[[["Split", [], deep, []]], []]]
+    assert is_record(record)
+    assert transfer_record_of(record, 1.0) is None
+
+
 @pytest.mark.parametrize(
     ("instruction", "decision"),
     [

@@ -33,9 +33,6 @@ MAX_WORKLOAD_CHARS = 1 << 24
 MAX_TEXT_CHARS = 1 << 14
 # Longer messages of failures are cut when they are written.
 MAX_FAILURE_CHARS = 1 << 10
-# Nesting of lists: MetaSchedule's records have some eight levels.
-_MAX_DEPTH = 64
-_DEEP = "[" * _MAX_DEPTH
 # The features are 984 numbers of 4 bytes; deflate makes them no larger than that.
 MAX_FEATURE_BYTES = 4 * (1 << 13)
 # An empty kernel takes some nanoseconds; none takes eleven days.
@@ -141,8 +138,7 @@ def trial_of_row(row: Mapping[Any, Any]) -> StoredTrial | None:
 
 def is_record(value: Any) -> bool:
     """Return whether JSON has the form of one of MetaSchedule's records."""
-    is_list = isinstance(value, list) and len(value) > 0
-    return is_list and not _is_deep(value) and is_sane(value[0])
+    return isinstance(value, list) and len(value) > 0 and is_sane(value[0])
 
 
 def pack_features(features: Features | None) -> bytes | None:
@@ -179,8 +175,6 @@ def _is_between(value: Any, low: float, high: float) -> bool:
 
 def parsed(text: str) -> Any:
     """Return the value of a JSON text; None for another text."""
-    if _DEEP in text:  # the parser needs long to find out
-        return None
     try:
         return json.loads(text, parse_constant=refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -192,17 +186,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is too large for a float")
     return value
-
-
-def _is_deep(value: list[Any]) -> bool:
-    level: list[Any] = value
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, list | dict)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return False
-    return True

@@ -151,7 +151,7 @@ def transfer_record_of(record: Any, seconds: float) -> TransferRecord | None:
             knobs.append(knob)
             vector.extend(parts)
         name = sketch_name(instructions)
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError):
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
     return TransferRecord(name, tuple(knobs), tuple(vector), seconds)
 
