@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import (
@@ -35,7 +33,6 @@ from tvm_adaptive.tuning import starter, warm_start
 from tvm_adaptive.tuning.config import DEFAULT, PAPER, TuneConfig
 from tvm_adaptive.tuning.starter import (
     StarterFile,
-    choose,
     instruction_set_of,
     start_from,
     starter_file_of,
@@ -104,29 +101,22 @@ def seeds_of(pool: TransferPool, mod: IRModule, task: StarterTask) -> list[Seed]
 
 
 @pytest.mark.parametrize(
-    ("names", "instruction_set", "n_threads", "chosen"),
+    ("names", "target", "chosen"),
     [
-        (["avx2-1", "avx2-2", "avx2-4", "avx2-8"], "avx2", 2, ("avx2-2", True)),
-        (["avx2-1", "avx2-2", "avx2-4", "avx2-8"], "avx2", 6, ("avx2-8", True)),
-        (["avx2-1", "avx2-2", "avx2-4", "avx2-8"], "avx2", 64, ("avx2-8", True)),
-        (["avx2-4", "avx2-1"], "avx2", 2, ("avx2-1", True)),  # as near as 4, and smaller
-        (["avx2-2", "avx512-8"], "avx512", 2, ("avx512-8", True)),
-        (["avx2-2", "avx2-8"], "avx512", 2, ("avx2-2", False)),
-        (["avx512-2"], "avx2", 2, None),  # it has more registers, and wider ones
-        (["avx2-2"], "", 2, None),
-        ([], "avx2", 2, None),
+        (["avx2-2", "avx512-2"], AVX2, ("avx2-2", True)),
+        (["avx2-2", "avx512-2"], AVX512, ("avx512-2", True)),
+        (["avx2-2"], AVX512, ("avx2-2", False)),
+        (["avx512-2"], AVX2, None),  # it has more registers, and wider ones
+        ([], AVX2, None),
     ],
 )
-def test_the_nearest_number_of_threads_of_the_instruction_set_is_chosen(
-    names: list[str], instruction_set: str, n_threads: int, chosen: tuple[str, bool] | None
+def test_the_file_of_the_instruction_set_is_chosen(
+    tmp_path: Path, names: list[str], target: Target, chosen: tuple[str, bool] | None
 ) -> None:
-    found = choose([f"{name}.json.xz" for name in names], instruction_set, n_threads)
-    assert found == (chosen and (f"{chosen[0]}.json.xz", chosen[1]))
-
-
-@given(names=st.lists(st.text(max_size=20)), n_threads=st.integers(1, 4096))
-def test_other_files_are_passed_over(names: list[str], n_threads: int) -> None:
-    assert choose([*names, "README.md", "avx2-0.json.xz"], "avx2", n_threads) is None
+    for name in names:
+        (tmp_path / f"{name}.json.xz").touch()
+    found = starter_file_of(target, tmp_path)
+    assert (found and (found.name, found.is_alike)) == chosen
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ AVX2's, for a target with AVX-512    yes    no: other kernels are fast there
 another release of TVM's             yes    no: features may have changed
 ===================================  =====  =======
 
-Of the files of an instruction set, the one with the nearest number of threads is taken. All
-records count as those of relatives: they come from another machine, so that even one of the
+All records count as those of relatives: they come from another machine, so that even one of the
 very same task is a seed like others, only the first. Nothing goes to the task scheduler: its
 forecasts continue the history of one machine.
 """
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +30,6 @@ from tvm_adaptive.database.location import STARTER_FOLDER
 from tvm_adaptive.database.starter_file import StarterTask, read_starter
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.search_strategy.transfer import TransferPool, transfer_record_of
-from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.hooks import ModelHooks
 
 logger = logging.getLogger(__name__)
@@ -41,7 +38,6 @@ logger = logging.getLogger(__name__)
 INSTRUCTION_SETS = {"avx512": "avx512f", "avx2": "avx2"}
 # Names of reductions' blocks begin with the operand's, another one in each network.
 _OPERAND = re.compile(r"^\w+_(?=(?:red|red_temp\w*|var_sum)$)")
-_FILE = re.compile(r"(avx2|avx512)-([1-9]\d{0,3})\.json\.xz")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,31 +71,15 @@ def instruction_set_of(target: Target) -> str:
     return next(found, "")
 
 
-def choose(names: Sequence[str], instruction_set: str, n_threads: int) -> tuple[str, bool] | None:
-    """Return which of some files suits, and whether it is of the same instruction set.
-
-    Of numbers of threads the nearest by ratio is taken, of two the smaller. None where no file
-    suits; names unlike ``"avx2-2.json.xz"`` are passed over.
-    """
-    # What is fast with AVX2 is a hint for AVX-512; the other way, registers would be missing.
-    fallbacks = {"avx512": ("avx512", "avx2"), "avx2": ("avx2",)}
-    for wanted in fallbacks.get(instruction_set, ()):
-        matches = [found for name in names if (found := _FILE.fullmatch(name)) is not None]
-        threads = {int(each[2]): each[0] for each in matches if each[1] == wanted}
-        if threads:
-            nearest = min(threads, key=lambda n: (abs(math.log(n / n_threads)), n))
-            return threads[nearest], wanted == instruction_set
-    return None
-
-
 def starter_file_of(target: Target, folder: Path = STARTER_FOLDER) -> StarterFile | None:
     """Return the file of starter records that suits a target; None without one."""
     instruction_set = instruction_set_of(target)
-    if not instruction_set or not folder.is_dir():
-        return None
-    names = sorted(path.name for path in folder.iterdir())
-    chosen = choose(names, instruction_set, n_cores_of(target) or 1)
-    return None if chosen is None else StarterFile(folder / chosen[0], chosen[1])
+    # What is fast with AVX2 is a hint for AVX-512; the other way, registers would be missing.
+    fallbacks = {"avx512": ("avx512", "avx2"), "avx2": ("avx2",)}
+    for wanted in fallbacks.get(instruction_set, ()):
+        for path in sorted(folder.glob(f"{wanted}-*.json.xz")):
+            return StarterFile(path, wanted == instruction_set)
+    return None
 
 
 def start_from(
