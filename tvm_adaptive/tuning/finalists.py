@@ -185,7 +185,8 @@ def finalists_of_store(
 def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> FinalistReport:
     """Let what an earlier play-off has proven win, unless this one has timed something faster."""
     if mine.proven is not None:
-        again = _said_of(mine.proven, held)
+        key = _key_of(mine.proven.record)  # the same of its form that prefetches
+        again = [each for each in held.finalists if _key_of(each.record) == key]
         is_lost = any(each.is_refuted for each in again)
         is_beaten = held.winner is not None and (
             any(math.isfinite(each.playoff_sec) for each in again)
@@ -197,17 +198,6 @@ def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> Fi
     if held.unchecked:
         observer.note(f"{mine.name} stays untuned, as nothing could be checked: {held.unchecked}")
     return held
-
-
-def _said_of(finalist: Finalist, held: FinalistReport) -> list[Finalist]:
-    """Return the finalists of a play-off with the same schedule, or its form that prefetches."""
-    key = _key_of(finalist.record)
-    return [
-        each
-        for each in held.finalists
-        if _key_of(each.record) == key
-        or (each.prefetches and math.isclose(each.recorded_sec, finalist.recorded_sec))
-    ]
 
 
 def _stored(task: ExtractedTask, target: Target) -> StoredTask:

@@ -250,27 +250,21 @@ def _start(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> N
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Reported:
     """Reports an exception to the user and the journal instead of raising it."""
 
-    def __init__(
-        self,
-        session: Session,
-        consequence: str,
-        kind: type[Exception] = StoreError,
-        where: str = "store",
-    ) -> None:
-        self._session = session
-        self._consequence = consequence
-        self._kind = kind
-        self._where = where
+    session: Session
+    consequence: str
+    kind: type[Exception] = StoreError
+    where: str = "store"
 
     def __enter__(self) -> None: ...
 
     # Not a generator: types would take it to raise whatever it meets.
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if not isinstance(error, self._kind):
+        if not isinstance(error, self.kind):
             return False
-        self._session.observer.note(f"{error} {self._consequence}")
-        self._session.journal.write("error", where=self._where, message=str(error))
+        self.session.observer.note(f"{error} {self.consequence}")
+        self.session.journal.write("error", where=self.where, message=str(error))
         return True
