@@ -336,6 +336,16 @@ def test_a_lucky_record_does_not_replace_what_was_proven(
     assert len(report.finalists) == 2 if deployed_sec == 1e-3 else len(found)
 
 
+def test_what_was_proven_in_a_fast_hour_can_be_beaten_in_this_one() -> None:
+    mod = gmm_task().dispatched[0]
+    today, other = make_record(mod, TARGET, 2e-3, 1), make_record(mod, TARGET, 1.4e-3, 2)
+    proven = Finalist(make_record(mod, TARGET, 1e-3, 1), 1e-3, 1e-3, unchecked="")
+    mine = Finalists(mod, "main", (other, today), 1e-3, proven)
+    report = finals.with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine, Notes())
+    assert report.winner is not None
+    assert report.winner.record is other
+
+
 def budget_with(left_sec: float, seconds: float = 600.0) -> Budget:
     now = [0.0]
     budget = Budget(seconds, lambda: now[0])

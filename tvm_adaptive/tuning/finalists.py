@@ -187,10 +187,11 @@ def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> Fi
     if mine.proven is not None:
         key = _key_of(mine.proven.record)  # the same of its form that prefetches
         again = [each for each in held.finalists if _key_of(each.record) == key]
+        secs = [mean_sec(each) for each in mine.records if _key_of(each) == key]  # this run's
         is_lost = any(each.is_refuted for each in again)
         is_beaten = held.winner is not None and (
             any(math.isfinite(each.playoff_sec) for each in again)
-            or held.winner.playoff_sec < mine.proven.final_sec()
+            or held.winner.playoff_sec < min(secs, default=mine.proven.final_sec())
         )
         if not is_lost and not is_beaten:
             others = tuple(each for each in held.finalists if each not in again)
@@ -239,11 +240,11 @@ def _with_winner(
 
     Times of another hour do not compare. ``first`` are those that the run began with.
     """
-    record, keys = winner.record, [_key_of(each) for each in found]
-    key = _key_of(record)
-    others = [each for each, its_key in zip(found, keys, strict=True) if its_key != key]
-    again = found[keys.index(key) :][:1] if key in keys else first
-    secs = [mean_sec(each) for each in again if _key_of(each) == key]
+    record, key = winner.record, _key_of(winner.record)
+    keyed = [(_key_of(each), each) for each in found]
+    others = [each for its_key, each in keyed if its_key != key]
+    secs = [mean_sec(each) for its_key, each in keyed if its_key == key]
+    secs = secs or [mean_sec(each) for each in first if _key_of(each) == key]
     sec = min((sec for sec in secs if sec < FAILED_SEC), default=winner.final_sec())
     timed = TuningRecord(record.trace, record.workload, [sec], record.target, record.args_info)
     n_before = sum(mean_sec(each) < SELECTION_BIAS * sec for each in others)
