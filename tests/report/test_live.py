@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import io
@@ -105,7 +106,7 @@ def test_before_every_task_has_a_time_there_is_no_sum() -> None:
 def test_an_infinite_sum_is_none_for_a_screen_too(tmp_path: Path) -> None:
     history = RunHistory(keeps_all=False)
     journal = Journal(tmp_path / "journal.jsonl", history.add)
-    assert latency_line(history) == "no task timed yet"
+    assert latency_line(history) == ""
     journal.write("tasks", tasks=[{"name": "a"}, {"name": "b"}])
     journal.write("measured", task="a", latencies_ms=[1.0, math.nan], weighted_ms=math.inf)
     journal.close()
@@ -219,8 +220,26 @@ def test_in_ipython_the_cell_is_an_output() -> None:
         view.stage("search")
         view.note("done")
     assert len(captured.outputs) >= 1
-    assert "no task timed yet" in captured.outputs[0].data["text/html"]
+    assert "search" in captured.outputs[0].data["text/html"]
     InteractiveShell.clear_instance()
+
+
+class ZMQInteractiveShell:
+    """Named as Jupyter's own, by which rich knows a notebook."""
+
+
+def test_in_jupyter_only_the_cell_is_displayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed: list[object] = []
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setattr("rich.jupyter.display", lambda *arguments: displayed.append(arguments))
+    view = NotebookView(show=lambda _: None)
+    view.stage("search")
+    assert "search" in view.html()
+    assert displayed == []
+
+
+def test_a_screen_without_a_search_has_its_stage_alone() -> None:
+    assert drawn(RunHistory(keeps_all=False), None).splitlines() == ["search"]
 
 
 def under_a_terminal(command: list[str], columns: int = 100) -> str:

@@ -22,7 +22,9 @@ _MAX_NAME = 44
 
 def screen(history: RunHistory, budget: Budget | None, stage: str) -> RenderableType:
     """Return the screen of a run."""
-    lines: list[RenderableType] = [_clock(history, budget, stage), Text(latency_line(history))]
+    lines: list[RenderableType] = [_clock(budget, stage)]
+    if line := latency_line(history):
+        lines.append(Text(line))
     if history.tasks:
         lines.append(_task_table(history))
     lines += [Text(line, overflow="ellipsis", no_wrap=True) for line in status_lines(history)]
@@ -30,11 +32,11 @@ def screen(history: RunHistory, budget: Budget | None, stage: str) -> Renderable
 
 
 def latency_line(history: RunHistory) -> str:
-    """Return the sum of the tasks' best latencies, against that of the untuned model."""
+    """Return the sum of the tasks' best latencies, against the untuned; "" before a search."""
     if not history.curve:
         # Of other forms, as plain lines count: the network needs one form only.
         if not history.weights:
-            return "no task timed yet"
+            return ""
         used = history.used_tasks
         n_done = sum(math.isfinite(task.best_sec) for task in used)
         return f"{n_done} of {len(used)} tasks timed, {history.n_trials} trials"
@@ -71,9 +73,9 @@ def failure_lines(failures: Counter[str]) -> list[str]:
     return [f"failed   {sum(failures.values())}, mostly ({count}): {message}"]
 
 
-def _clock(history: RunHistory, budget: Budget | None, stage: str) -> RenderableType:
+def _clock(budget: Budget | None, stage: str) -> RenderableType:
     if budget is None:
-        return Text(f"{history.name}  {stage}")
+        return Text(stage, style="bold")
     elapsed_sec = budget.elapsed_sec
     row = Table.grid(padding=(0, 1))
     name, gone = Text(stage, style="bold"), f"{_minutes(elapsed_sec)} gone"

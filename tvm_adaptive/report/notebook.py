@@ -72,7 +72,8 @@ class NotebookView:
 
     def html(self) -> str:
         """Return the displayed HTML."""
-        console = Console(record=True, file=io.StringIO(), width=_WIDTH)
+        # In a notebook rich would display what it prints, whatever its file is.
+        console = Console(record=True, file=io.StringIO(), width=_WIDTH, force_jupyter=False)
         console.print(screen(self._history, self._budget, self._stage))
         body = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
         return body + "".join(f"<div>{escape(note)}</div>" for note in self._notes)
