@@ -195,6 +195,16 @@ def test_a_task_may_be_called_what_is_markup_elsewhere(monkeypatch, capsys):
     assert "[/y]" in printed
 
 
+def test_a_name_that_is_too_long_for_a_line_is_whole_on_several():
+    name = "fused_" + "conv2d_" * 20
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    task = TaskOutcome(name, 1.0, 4, 0, 0.001)
+    print_report(make_report(tasks=(task,)), Console(file=out, width=80))
+    out.seek(0)
+    table = out.read().split("net on llvm")[0]
+    assert name in "".join(line[:40].split(" ")[0] for line in table.splitlines()[1:])
+
+
 def test_the_report_says_how_to_go_on_with_tasks_that_were_not_reached():
     # "odd" was tried, and failed; more time does not help it.
     assert "not reached" not in "\n".join(summary_lines(make_report()))

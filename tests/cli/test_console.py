@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
 import pytest
+from rich.table import Table
 
 from tvm_adaptive.cli.console import PlainConsole, flush_or_drop, unless_closed
+from tvm_adaptive.cli.display import Display
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.tuning.budget import Budget
 
 
 class Stream:
@@ -45,6 +50,44 @@ def test_other_errors_of_the_output_are_reported(monkeypatch):
 def test_a_console_raises_where_rich_would_end_the_program():
     with pytest.raises(BrokenPipeError):
         PlainConsole().on_broken_pipe()
+
+
+class Terminal(io.StringIO):
+    """A terminal."""
+
+    def isatty(self):
+        return True
+
+
+def shown(file):
+    """Return what a display writes of a stage and a round."""
+    with Display(PlainConsole(file=file)) as display:
+        display.stage("search")
+        display.event({"event": "journal"})
+        display.round(RunProgress([TaskProgress("a", 1.0, 4, 1, 0.001)]), Budget(10.0))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("term", "is_live", "file"),
+    [("xterm", True, Terminal()), ("dumb", False, Terminal()), ("xterm", False, io.StringIO())],
+)
+def test_only_a_terminal_that_can_move_its_cursor_is_drawn_on(term, is_live, file, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = shown(file)
+    assert ("\x1b[?25l" in text) is is_live
+    assert ("search ..." in text) is not is_live
+    assert ("sum of tasks 1.000 ms" in text) is not is_live
+
+
+def test_off_a_terminal_names_are_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    for file, is_whole in ((io.StringIO(), True), (Terminal(), False)):
+        table = Table("task")
+        table.add_row("n" * 100)
+        PlainConsole(file=file).print(table)
+        assert ("n" * 100 in file.getvalue()) is is_whole
 
 
 def test_what_cannot_be_written_is_dropped_so_that_the_end_is_in_order(monkeypatch):

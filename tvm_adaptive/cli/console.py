@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 
@@ -14,12 +15,23 @@ EXIT_OK = 0
 EXIT_BAD_RESULT = 1
 EXIT_BAD_INPUT = 2
 
+# Off a terminal: scripts and logs need whole names.
+_LEAST_COLUMNS = 1000
 # Of a pipe without a reader, and of a terminal that was closed.
 _CLOSED = (errno.EPIPE, errno.EIO)
 
 
 class PlainConsole(Console):
-    """A console that raises when its reader is gone; rich's own would end the program."""
+    """A console of long lines off a terminal, and that raises when its reader is gone.
+
+    Rich's own would end the program.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if not self.file.isatty():
+            self.is_interactive = False  # also where FORCE_COLOR calls the file a terminal
+            self.width = max(self.width, _LEAST_COLUMNS)
 
     def on_broken_pipe(self) -> None:
         """Raise what rich has caught."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tvm_adaptive.cli.arguments import parse_count
@@ -50,7 +50,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _stats(options: argparse.Namespace) -> str:
     name, stats = maintenance.stats(options.store)
-    table = Table("task", "family", "target", "trials", "failed", "best, ms", "last")
+    names = [Column(name, overflow="fold") for name in ("task", "family", "target")]
+    table = Table(*names, "trials", "failed", "best, ms", "last")
     for each in stats:
         table.add_row(
             _printable(each.task.name),

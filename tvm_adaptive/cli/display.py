@@ -95,7 +95,7 @@ class Display:
 
     @property
     def _is_live(self) -> bool:
-        return self._console.is_terminal and not self._quiet
+        return self._console.is_interactive and not self._quiet
 
 
 def describe(progress: RunProgress) -> str:

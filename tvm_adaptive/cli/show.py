@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tvm_adaptive.cli.console import EXIT_OK, PlainConsole, unless_closed
@@ -24,7 +24,8 @@ def run(options: argparse.Namespace) -> int:
         with unless_closed():
             print(trace if options.trace else script)
         return EXIT_OK
-    table = Table("task", "family", "calls", "best, ms", "in all, ms", "checked")
+    names = [Column(name, overflow="fold") for name in ("task", "family")]
+    table = Table(*names, "calls", "best, ms", "in all, ms", "checked")
     for task in shown_tasks(options.work_dir):
         best = task.best
         known = math.isfinite(best.seconds)

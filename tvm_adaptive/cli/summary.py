@@ -82,7 +82,7 @@ def _forms_text(report: TuneReport) -> str:
 
 def _task_table(report: TuneReport) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("task")
+    table.add_column("task", overflow="fold")
     for column in ("calls", "trials", "failed", "best ms", "checked"):
         table.add_column(column, justify="right")
     shown = [task for task in report.tasks if task.is_used or task.n_trials]
