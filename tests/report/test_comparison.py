@@ -27,6 +27,7 @@ def peer(secs, tuned_secs, agree=True):
         ),
         ([0.1], [0.25], "2.50 x slower than", "250 ms, was 100 ms; 2.50 to 2.50"),
         ([0.012], [0.012], "as fast as", "12.0 ms, was 12.0 ms; 1.00 to 1.00"),
+        ([0.09997], [0.09994], "as fast as", "99.9 ms, was 100 ms; 1.00 to 1.00"),
     ],
 )
 def test_a_framework_is_compared_in_one_line(secs, tuned_secs, words, times):

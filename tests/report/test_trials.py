@@ -101,6 +101,8 @@ def test_options_that_differ_are_named_with_their_groups() -> None:
         {"event": "run", "seed": 0, "config": {"search": {"lanes": 1, "ray": None}}},
         {"event": "run", "seed": 0, "config": {"search": {"lanes": 2, "ray": None}}, "new": "x"},
     ]
+    for number, run in enumerate(runs):
+        run |= {"run_id": str(number), "elapsed_sec": 1.0 + number, "resumed": number > 0}
     assert option_differences(runs) == {"config.search.lanes": ["1", "2"], "new": ["-", "x"]}
 
 

@@ -69,4 +69,4 @@ def _peer_line(peer: PeerTiming) -> str:
 def _ms(seconds: float) -> str:
     """Return milliseconds with three digits."""
     ms = 1e3 * seconds
-    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:#.3g} ms"
+    return f"{ms:.0f} ms" if ms >= 99.95 else f"{ms:#.3g} ms"

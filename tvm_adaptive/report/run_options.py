@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # What tells runs apart anyway.
-_LEFT_OUT = frozenset({"event", "time_sec", "run_id"})
+_LEFT_OUT = frozenset({"event", "time_sec", "run_id", "elapsed_sec", "resumed"})
 
 
 def option_differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
