@@ -68,6 +68,7 @@ def test_a_run_ends_in_time_and_goes_on_when_there_is_room(
     filler = Filler(disk)
     report = tune("te:GMM", work_dir=disk / "run", trials=12, seed=1, config=QUICK, observer=filler)
     assert report.interrupted
+    assert "MiB are left" in report.stopped
     assert 0 < report.n_trials < 12
     assert report.n_errors == 0
     (note,) = (note for note in filler.notes if "MiB are left" in note)

@@ -102,6 +102,7 @@ def test_a_machine_that_fails_all_ends_the_run_which_goes_on_later(
             "te:GMM", work_dir=tmp_path / "run", trials=24, seed=3, config=config, observer=observer
         )
     assert report.interrupted
+    assert REASON in report.stopped
     assert (report.n_trials, report.n_errors) == (4, 0)
     (note,) = (note for note in observer.notes if REASON in note)
     assert f"--resume {tmp_path / 'run'}" in note

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tests.tuning.observers import Notes
+from tests.tuning.observers import NoObserver, Notes
 from tests.tuning.runs import recorded_programs
 from tvm_adaptive import TuneConfig, tune, tune_tir
 from tvm_adaptive._tvm import IRModule, te_workload
@@ -19,12 +21,14 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError, OtherMachineError, OtherModelError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.measure_callback.history import read_history
+from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.progress import RunProgress
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
-from tvm_adaptive.tuning.session import RunOptions
+from tvm_adaptive.tuning.session import RunOptions, open_session
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
@@ -45,6 +49,40 @@ def attempts(work_dir: Path) -> list[list[dict[str, Any]]]:
 
 def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == kind]
+
+
+class Watcher(NoObserver):
+    """Keeps a history, as a screen does."""
+
+    def __init__(self) -> None:
+        self.history = RunHistory(keeps_all=False)
+
+    def event(self, event: dict[str, Any]) -> None:
+        self.history.add(event)
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_only_a_resumed_run_has_trials_and_seconds_of_earlier_attempts(
+    tmp_path: Path, is_resumed: bool
+) -> None:
+    with contextlib.closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        journal.write("run", what="net", resumed=False, run_id="a")
+        journal.write("measured", task="a", latencies_ms=[2.0, 1.0], weighted_ms=1.0)
+        journal.write("stage", stage="search", seconds=50.0)
+    options = RunOptions(
+        what="net",
+        work_dir=tmp_path,
+        trials=4,
+        config=QUICK,
+        observer=(watcher := Watcher()),
+        resume=is_resumed,
+    )
+    with open_session(options, server=Mock()) as session, session.stage("search"):
+        assert watcher.history.n_trials == (2 if is_resumed else 0)
+        assert watcher.history.n_attempts == (2 if is_resumed else 1)
+    assert (session.stage_secs["search"] > 50.0) is is_resumed
+    assert watcher.history.stage_secs == read_history(tmp_path / "journal.jsonl").stage_secs
+    assert watcher.history.stage_secs == pytest.approx(session.stage_secs)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,10 @@ class History:
     library_report: dict[str, Any] | None = None
     runs_since: set[str] = dataclasses.field(default_factory=set)  # attempts after that one
     before_sec: float = 0.0  # seconds of all attempts but the last
+    # of each stage, in all attempts
+    stage_secs: defaultdict[str, float] = dataclasses.field(
+        default_factory=lambda: defaultdict(float)
+    )
     _keys: dict[str, str] = dataclasses.field(default_factory=dict)  # of tasks' workloads, by name
 
     @property
@@ -83,6 +87,7 @@ class History:
         """Forget all trials and seconds: they are another environment's."""
         self.tasks.clear()
         self.errors.clear()
+        self.stage_secs.clear()
         self.report = self.library_report = None
         self.spent_sec = self.before_sec = 0.0
 
@@ -155,6 +160,8 @@ class History:
             # When a run ends, each task that is left has a slot without a batch.
             task.n_slots += event.get("n_rounds") != 0
             task.spent_sec += float(event.get("seconds") or 0.0)
+        elif kind == "stage":
+            self.stage_secs[str(event["stage"])] += float(event["seconds"])
         elif kind == "library":
             self.library_report = None
         elif kind == "report":

@@ -67,7 +67,6 @@ class RunHistory(History):
     part_secs: dict[str, float] = dataclasses.field(
         default_factory=lambda: {"propose": 0.0, "build": 0.0, "measure": 0.0}
     )
-    stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
     now: Event | None = None  # the current slot
     # Calls and form of each task, by its name; empty until the search begins.
     weights: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -162,10 +161,6 @@ class RunHistory(History):
         self.state, self.now = _RUNNING, None
         self._open.clear()
         self._joiner.begin_attempt()
-
-    def _add_stage(self, event: Event) -> None:
-        name = str(event["stage"])
-        self.stage_secs[name] = self.stage_secs.get(name, 0.0) + float(event["seconds"])
 
     def _add_tasks(self, event: Event) -> None:
         for number, task in enumerate(event["tasks"]):

@@ -31,7 +31,7 @@ class Observer(Protocol):
         """Handle a line for the user."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Handle an event of the journal, as it was written."""
+        """Handle an event of the journal; a resumed run begins with those of earlier attempts."""
 
 
 class GuardedObserver:

@@ -23,7 +23,7 @@ from tvm_adaptive.errors import (
     check_positive,
 )
 from tvm_adaptive.measure_callback.history import History, differences, read_history
-from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal
+from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal, follow
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.models.content import ModelSource, check_same_model
 from tvm_adaptive.models.frontend import Sample, peer_names, write_sample
@@ -123,7 +123,7 @@ class RunContext:
     seed: int
     budget: Budget
     farm: RPCConfig | None = None  # the devices that libraries run on; None for this machine
-    # Seconds that each stage took, in their order.
+    # Seconds that each stage took, in their order, in all attempts.
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -217,6 +217,7 @@ class Session(RunContext):
             self.observer.note(
                 f"{problem}; the run ends here. {fix}, then continue with --resume {self.work_dir}"
             )
+            self.budget.stop_reason = problem
             self.budget.interrupt()
 
 
@@ -265,7 +266,9 @@ def open_session(
         # Last of all: what is refused has changed nothing.
         if is_foreign and (folder := set_aside(work_dir)) is not None:
             notes.append(f"another machine's records are in {folder}; the best are measured again")
-        services = stack.enter_context(open_services(path, options.observer, server))
+        services = stack.enter_context(
+            open_services(path, options.observer, server, tells_past=options.resume)
+        )
         session = Session(
             **services,
             store=store,
@@ -277,6 +280,7 @@ def open_session(
             options=options,
             run_id=f"{time.time_ns():x}-{os.getpid()}",
             history=history,
+            stage_secs=dict(history.stage_secs),
         )
         session.journal.write("run", **_run_fields(session), **environment.as_fields())
         if isinstance(options.inputs, Mapping) and model is not None and model.inputs:
@@ -301,10 +305,16 @@ def worker_server() -> Iterator[ForkServer]:
 
 @contextlib.contextmanager
 def open_services(
-    path: Path, observer: Observer | None, server: ForkServer | None = None
+    path: Path,
+    observer: Observer | None,
+    server: ForkServer | None = None,
+    *,
+    tells_past: bool = False,  # the observer gets the events that are there
 ) -> Iterator[dict[str, Any]]:
     """Open a journal, and start the fork server unless it is given; yield a context's fields."""
     guarded = GuardedObserver(observer)
+    if tells_past and path.is_file():
+        follow(path, guarded.event)
     try:
         journal = Journal(path.parent.resolve() / path.name, guarded.event)
     except OSError as error:
