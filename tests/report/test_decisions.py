@@ -72,6 +72,13 @@ def test_few_trials_say_nothing(n: int) -> None:
     assert importances(made_up(n)) == []
 
 
+def test_random_times_have_no_cause() -> None:
+    rng = np.random.default_rng(0)
+    for n in (60, 200):
+        rows = [dataclasses.replace(row, ms=float(rng.uniform(1, 2))) for row in made_up(n)]
+        assert importances(rows) == []
+
+
 def test_equal_times_have_no_cause() -> None:
     assert importances([dataclasses.replace(row, ms=1.0) for row in made_up(60)]) == []
 

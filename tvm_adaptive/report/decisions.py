@@ -38,7 +38,7 @@ class Importance:
 
     task: str
     decision: str
-    share: float  # in [0, 1]; of the decisions of a sketch they sum to 1
+    share: float  # in [0, 1]; of the decisions of a sketch they sum to at most 1
     fastest: str  # what the fastest trial has
 
 
@@ -77,7 +77,8 @@ def importances(trials: Sequence[TrialRow]) -> list[Importance]:
     The share of a decision is the decrease of variance that splits by it bring in a forest of
     extremely randomised trees, which learns the logarithms of the times (Geurts et al., Machine
     Learning 63, 2006; Louppe et al., "Understanding variable importances in forests of randomized
-    trees", NeurIPS 2013). Empty with fewer than 24 trials of the sketch of the fastest.
+    trees", NeurIPS 2013), times the share of the variance of trials that a tree has not learned
+    which the forest explains. Empty with fewer than 24 trials of the sketch of the fastest.
     """
     from sklearn.ensemble import ExtraTreesRegressor
 
@@ -92,10 +93,13 @@ def importances(trials: Sequence[TrialRow]) -> list[Importance]:
     best = _parts(fastest)
     X = np.array([_as_numbers(_parts(each)) for each in alike])
     y = np.log([each.ms for each in alike])
-    forest = ExtraTreesRegressor(_N_TREES, random_state=0).fit(X, y)
+    options = {"bootstrap": True, "oob_score": True, "random_state": 0}
+    forest = ExtraTreesRegressor(_N_TREES, **options).fit(X, y)
     ends = np.cumsum([len(part) for part in best])
     groups = np.split(forest.feature_importances_, ends[:-1])
-    shares = np.array([float(group.sum()) for group in groups])
+    # Importances add up to 1 even where the times are noise.
+    explained = max(0.0, forest.oob_score_)
+    shares = np.array([explained * float(group.sum()) for group in groups])
     order = [int(k) for k in np.argsort(-shares)[:_MAX_DECISIONS] if shares[k] >= _LEAST_SHARE]
     return [
         Importance(fastest.task, _name_of(k, best[k]), shares[k], text_of(best[k])) for k in order
