@@ -140,7 +140,7 @@ def test_a_search_within_a_budget_ends_on_a_plateau(make_session, seconds, use_a
         session.round_done(progress)
         made += 1
     assert made == n_rounds
-    assert ("nothing left above 0.5 %" in budget.stop_reason) == (n_rounds == 14)
+    assert ("saved less than 0.5 %" in budget.stop_reason) == (n_rounds == 14)
 
 
 @pytest.mark.parametrize(

@@ -263,8 +263,8 @@ def test_what_the_run_taught_the_model_is_not_taught_twice(tmp_path: Path) -> No
     ("arguments", "text"),
     [
         (["--resume", "nowhere"], "There is no run in nowhere"),
-        (["te:GMM", "--resume", "."], "leave out what"),
-        (["--resume", ".", "--seed", "1", "--no-prepack"], "leave out seed, prepack"),
+        (["te:GMM", "--resume", "."], "leave out WHAT"),
+        (["--resume", ".", "--seed", "1", "--no-prepack"], "leave out --seed, --no-prepack."),
     ],
 )
 def test_bad_input(

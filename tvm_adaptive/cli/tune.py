@@ -117,12 +117,20 @@ def check_resume(options: argparse.Namespace) -> None:
     """Raise InvalidOptionError if a resumed run gets options of a new one."""
     if options.resume is None:
         return
-    given = [name for name in _NEW_RUN_OPTIONS if getattr(options, name) not in (None, [])]
+    values = {name: getattr(options, name) for name in _NEW_RUN_OPTIONS}
+    given = [_spelled(name, value) for name, value in values.items() if value not in (None, [])]
     if given:
         raise InvalidOptionError(
             f"--resume continues the run in {options.resume} with its own options; leave out "
             f"{', '.join(given)}."
         )
+
+
+def _spelled(name: str, value: object) -> str:
+    """Return an option as it is given on a command line."""
+    if name == "what":
+        return "WHAT"
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
 
 
 def config_of(options: argparse.Namespace) -> TuneConfig:

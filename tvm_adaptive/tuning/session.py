@@ -186,7 +186,10 @@ class Session(RunContext):
             return
         budget.plateau.add(budget.searched_sec, progress.weighted_sec)
         if budget.plateau.is_reached(len(progress.used_tasks)):
-            self._stop(f"nothing left above {VISIBLE_SHARE * 100:g} % (--use-all goes on)")
+            self._stop(
+                "the second half of the search saved less than "
+                f"{VISIBLE_SHARE * 100:g} % (--use-all searches on)"
+            )
 
     def scheduler_ended(self, reason: str) -> None:
         """Note why the task scheduler ended the search, unless it was told to."""
