@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import sys
 import time
@@ -27,6 +28,8 @@ _MAX_START_SEC = 60.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
+    if arguments is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no text
     try:
         options = _parser().parse_args(arguments)
         # A program's budget includes its start: importing TVM takes seconds.
