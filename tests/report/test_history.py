@@ -59,6 +59,13 @@ def test_attempts_follow_one_another(write_run: WriteRun) -> None:
     assert history.slots[-1].start_sec >= 0.0
 
 
+def test_the_folder_that_one_is_in_has_a_name(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_run("mine", 1))
+    assert read_run(Path()).name.endswith(" (mine)")
+
+
 def test_runs_side_by_side_have_names_of_their_own(write_run: WriteRun, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

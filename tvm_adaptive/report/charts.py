@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvm_adaptive.measure_callback.history import TaskHistory
-from tvm_adaptive.report.history import RunHistory
+from tvm_adaptive.report.history import PlayedSlot, RunHistory
 from tvm_adaptive.task_scheduler.forecast.belief import forecast
 from tvm_adaptive.values.trial import FloatArray
 
@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 # Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
 # The heaviest tasks get a line each; the others are small.
-MAX_TASKS = 30
+_MAX_TASKS = 30
 # The minimum of stock's evaluator per candidate: 3 runs, and 100 ms.
 _STOCK_RUNS, _STOCK_SEC = 3, 0.1
 # Rounds of a running median: they show a trend and hide the noise.
@@ -46,11 +46,7 @@ class Chart:
     @property
     def is_drawable(self) -> bool:
         """Whether the figure has a point."""
-        return any(
-            math.isfinite(value) if isinstance(value, int | float) else value is not None
-            for trace in self.data
-            for value in trace.get("x", ())
-        )
+        return any(trace["x"] for trace in self.data)
 
 
 def latency_chart(histories: Sequence[RunHistory]) -> Chart:
@@ -68,9 +64,8 @@ def latency_chart(histories: Sequence[RunHistory]) -> Chart:
             after_ms = 1e3 * history.comparison.after_sec
             marker = {"color": colour, "symbol": "diamond", "size": 10}
             name = f"{name}, compiled"
-            data.append(
-                _scatter([history.spent_sec], [after_ms], mode="markers", name=name, marker=marker)
-            )
+            x = [history.compared_sec]
+            data.append(_scatter(x, [after_ms], mode="markers", name=name, marker=marker))
     return Chart(
         "latency",
         "Latency against seconds of tuning",
@@ -118,13 +113,12 @@ def peers_chart(histories: Sequence[RunHistory]) -> Chart:
 
 def slots_chart(history: RunHistory) -> Chart:
     """Draw which task got each slot, and why."""
-    order = [task.name for task in history.heaviest[:MAX_TASKS]]
+    order = [task.name for task in history.heaviest[:_MAX_TASKS]]
     data: list[Spec] = []
     for number, reason in enumerate(dict.fromkeys(slot.reason for slot in history.slots)):
         slots = [s for s in history.slots if s.reason == reason and s.task in order]
         if not slots:
             continue
-        gains = ["" if s.gain is None else f"expected gain {s.gain:.3g} {s.unit}" for s in slots]
         data.append(
             _bar(
                 [slot.seconds for slot in slots],
@@ -133,12 +127,9 @@ def slots_chart(history: RunHistory) -> Chart:
                 orientation="h",
                 name=escape(reason) or "unknown",
                 base=[slot.start_sec for slot in slots],
-                text=[escape(gain) for gain in gains],
+                text=[_slot_text(slot) for slot in slots],
                 textposition="none",
-                # Of a bar with a base, x is its end.
-                customdata=[[slot.n_trials, slot.seconds, slot.best_ms] for slot in slots],
-                hovertemplate="%{y}<br>%{customdata[0]} trials in %{customdata[1]:.1f} s, best "
-                "%{customdata[2]:.4g} ms<br>%{text}",
+                hovertemplate="%{y}<br>%{text}",
             )
         )
     return Chart(
@@ -157,6 +148,16 @@ def slots_chart(history: RunHistory) -> Chart:
             "height": 180 + 22 * len(order),
         },
     )
+
+
+def _slot_text(slot: PlayedSlot) -> str:
+    """Return what a slot brought, as markup of Plotly."""
+    text = f"{slot.n_trials} trials in {slot.seconds:.1f} s"
+    if math.isfinite(slot.best_ms):
+        text += f", best {slot.best_ms:.4g} ms"
+    if slot.gain is not None:
+        text += f"<br>expected gain {slot.gain:.3g} {escape(slot.unit)}"
+    return text
 
 
 def stages_chart(histories: Sequence[RunHistory]) -> Chart:
@@ -181,7 +182,8 @@ def stages_chart(histories: Sequence[RunHistory]) -> Chart:
         "stages",
         "Seconds of each stage",
         "Build and measure are seconds of compiling and timing candidates; propose is the "
-        "search for them; the rest of the search is bookkeeping and learning.",
+        "search for them; the rest of the search is bookkeeping and learning. With several "
+        "devices or lanes they overlap, and add up to more than the time that passed.",
         data,
         {
             "barmode": "stack",
@@ -200,7 +202,7 @@ def early_stops_chart(history: RunHistory) -> Chart:
     spent = dict.fromkeys(counts, 0.0)
     for event in timed:
         spent[str(event.get("reason"))] += float(event.get("elapsed_sec") or 0.0)
-    used_sec = sum(spent.values())
+    used_sec = history.part_secs["measure"]
     stock_sec = sum(
         max(_STOCK_SEC, _STOCK_RUNS * float(event.get("mean_sec") or 0.0)) for event in timed
     )
@@ -216,7 +218,8 @@ def early_stops_chart(history: RunHistory) -> Chart:
     return Chart(
         "early-stops",
         "Reasons why measurements ended",
-        f"{len(timed)} candidates were timed in {used_sec:.1f} s. Stock's evaluator, which "
+        f"{len(timed)} candidates were timed in {used_sec:.1f} s, second timings included. "
+        "Stock's evaluator, which "
         f"gives each {_STOCK_RUNS} runs and {_STOCK_SEC * 1e3:.0f} ms, would have taken "
         f"{stock_sec:.1f} s for the runs alone{saved}",
         [bar],
@@ -235,7 +238,7 @@ def exploration_chart(history: RunHistory) -> Chart:
         "medians.",
         [
             *_trend("epsilon", history.rounds, "epsilon", COLOURS[0]),
-            *_trend("sigma", history.rounds, "mean_std", COLOURS[1], also="epsilon", yaxis="y2"),
+            *_trend("sigma", history.rounds, "mean_std", COLOURS[1], yaxis="y2"),
         ],
         {
             "xaxis": _axis("seconds"),
@@ -322,15 +325,10 @@ def _band(best: FloatArray, known: int, colour: str, dash: str) -> list[Spec]:
 
 
 def _trend(
-    name: str,
-    events: Sequence[dict[str, Any]],
-    key: str,
-    colour: str,
-    also: str | None = None,
-    **more: Any,
+    name: str, events: Sequence[dict[str, Any]], key: str, colour: str, **more: Any
 ) -> list[Spec]:
     """Return a field of events as points, and their running median."""
-    events = [e for e in events if e.get(key) is not None and e.get(also or key) is not None]
+    events = [event for event in events if event.get(key) is not None]
     x = [float(event["time_sec"]) for event in events]
     y = [float(event[key]) for event in events]
     half = _WINDOW // 2

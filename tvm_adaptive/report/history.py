@@ -76,6 +76,7 @@ class RunHistory(History):
     roofline: Roofline | None = None
     untuned_sec: float | None = None  # latency without tuning
     comparison: Comparison | None = None
+    compared_sec: float = 0.0  # when that was made
     last_report: Event | None = None  # also of an earlier or interrupted attempt
     state: str = _RUNNING  # or ``"finished"``, or ``"interrupted"``
     _joiner: TrialJoiner = dataclasses.field(default_factory=TrialJoiner)
@@ -212,6 +213,7 @@ class RunHistory(History):
 
     def _add_comparison(self, event: Event) -> None:
         self.comparison = Comparison.from_fields(event)
+        self.compared_sec = event["time_sec"]
 
     def _add_roofline(self, event: Event) -> None:
         rates = [float(event[name] or 0.0) for name in Roofline._fields]
@@ -244,9 +246,9 @@ def read_run(work_dir: Path) -> RunHistory:
     JournalError
         When its journal is damaged.
     """
-    history = RunHistory(name=work_dir.name)
+    history = RunHistory(name=work_dir.resolve().name)
     follow(journal_of(work_dir), history.add)
     what = history.run.get("what")
     if what:
-        history.name = f"{what} ({work_dir.name})"
+        history.name = f"{what} ({history.name})"
     return history

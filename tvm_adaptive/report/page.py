@@ -11,9 +11,10 @@ import importlib.util
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.report import charts
@@ -62,6 +63,7 @@ for (const place of document.querySelectorAll("figure[data-chart]")) {
   dark.addEventListener("change", draw);
 }
 """
+_NO_SCRIPT = "<noscript><p>Figures and the table of trials need JavaScript.</p></noscript>"
 _LAYOUT = {
     "margin": {"l": 70, "r": 70, "t": 10, "b": 50},
     "height": 420,
@@ -97,7 +99,8 @@ def write_report(histories: Sequence[RunHistory], path: Path) -> Path:
     text = page(histories)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        # Names of files may be no text.
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise InvalidOptionError(
             f"The report {path} cannot be written ({error.strerror}); choose another file."
@@ -122,7 +125,7 @@ def page(histories: Sequence[RunHistory]) -> str:
     sections.insert(1, _peers(histories))
     sections += [_importances(first), _sources(first), _devices(first), _failures(first)]
     sections.append(trial_table(first.trials))
-    body = "\n".join([_head(first), _runs(histories), _options(histories), *sections])
+    body = "\n".join([_head(first), _NO_SCRIPT, _runs(histories), _options(histories), *sections])
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -257,13 +260,10 @@ def _peers(histories: Sequence[RunHistory]) -> str:
 
 
 def _tasks(history: RunHistory) -> str:
-    checked = {
-        str(task["name"]): bool(task.get("played_off") or task.get("in_network"))
-        for task in (history.last_report or {}).get("tasks") or ()
-    }
-    words = {True: "yes", False: "no", None: "-"}
+    reported = (history.last_report or {}).get("tasks") or ()
+    checked = {str(task["name"]): _checked(task) for task in reported}
     rows, used = [], history.network_tasks()
-    for task in history.heaviest[: charts.MAX_TASKS]:
+    for task in history.heaviest:
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
         limit_ms = history.limit_ms(task)
         left_ms = max(0.0, task.share_ms - task.weight * limit_ms)
@@ -278,7 +278,7 @@ def _tasks(history: RunHistory) -> str:
             ),
         )
         form = history.forms.get(task.name, NO_FORM).form
-        rows.append([task.name, form, *counts, *numbers, words[checked.get(task.name)]])
+        rows.append([task.name, form, *counts, *numbers, checked.get(task.name, "-")])
     head = ["task", "form", "calls", "trials", "failed", "best, ms", "in all, ms", "GFLOP/s"]
     head += ["roofline, %", "left, ms", "seconds", "checked"]
     caption = (
@@ -287,9 +287,14 @@ def _tasks(history: RunHistory) -> str:
         "milliseconds of the network above that. Seconds are of tuning: of all slots of the "
         "task.</p>"
     )
-    n_more = len(history.tasks) - len(rows)
-    more = f'\n<p class="caption">and {n_more} more</p>' if n_more else ""
-    return f"<h2>Tasks</h2>\n{caption}\n" + table(head, rows, n_text=2) + more
+    return f"<h2>Tasks</h2>\n{caption}\n" + table(head, rows, n_text=2)
+
+
+def _checked(task: Mapping[str, Any]) -> str:
+    """Return whether a task of a run's report was checked, if the network uses it."""
+    if not task.get("is_used", True):
+        return "not used"
+    return "yes" if task.get("played_off") or task.get("in_network") else "no"
 
 
 def _devices(history: RunHistory) -> str:

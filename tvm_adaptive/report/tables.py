@@ -84,7 +84,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> st
         return f"<tr>{''.join(cells)}</tr>"
 
     lines = [line(head, "th"), *(line(row, "td") for row in rows)]
-    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
+    return f'<div class="scroll" tabindex="0"><table>{"".join(lines)}</table></div>'
 
 
 def number(value: float) -> str:
@@ -131,7 +131,7 @@ def trial_table(trials: Sequence[TrialRow]) -> str:
         '<p><input id="trial-filter" type="search" placeholder="filter" aria-label="filter"> '
         '<button type="button" id="trial-back">back</button> '
         '<button type="button" id="trial-next">next</button> <span id="trial-count"></span></p>\n'
-        f'<div class="scroll"><table id="trial-table"><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table id="trial-table"><thead><tr>{heads}</tr></thead>'
         "<tbody></tbody></table></div>"
     )
 
