@@ -19,37 +19,31 @@ from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 
 @dataclasses.dataclass
-class TaskHistory:
+class TaskHistory(TaskProgress):
     """The trials of one task so far."""
 
+    name: str = ""
+    weight: float = 1.0
     # one per trial in the order measured; ``nan`` for a failure
     latencies_ms: list[float] = dataclasses.field(default_factory=list)
     n_slots: int = 0  # of our task schedulers; 0 under another one
     spent_sec: float = 0.0  # seconds of these slots
-    name: str = ""
-    weight: float = 1.0  # calls per inference
     flop: float | None = None
-    build_sec: float = math.nan  # of the fastest trial; NaN if not known
-    n_errors: int = 0  # failed trials
-    best_ms: float = math.inf  # of the fastest trial
-    second_ms: float = math.inf  # of the second fastest
 
-    def add_trials(self, latencies_ms: list[float]) -> None:
+    def add_latencies(self, latencies_ms: list[float]) -> None:
         """Add trials in the order measured; ``nan`` for a failure."""
-        valid = [ms for ms in latencies_ms if math.isfinite(ms)]
         self.latencies_ms += latencies_ms
-        self.n_errors += len(latencies_ms) - len(valid)
-        self.best_ms, self.second_ms, *_ = sorted([self.best_ms, self.second_ms, *valid])
+        self.add_trials([ms / 1e3 for ms in latencies_ms])
 
     @property
-    def best_sec(self) -> float:
-        """Seconds of the fastest trial; infinite before the first success."""
-        return self.best_ms / 1e3
+    def best_ms(self) -> float:
+        """Milliseconds of the fastest trial; infinite before the first success."""
+        return 1e3 * self.best_sec
 
     @property
     def share_ms(self) -> float:
         """Milliseconds of the network's latency; 0 before the first success."""
-        return self.weight * self.best_ms if math.isfinite(self.best_ms) else 0.0
+        return 1e3 * self.share_sec if math.isfinite(self.best_sec) else 0.0
 
 
 @dataclasses.dataclass
@@ -81,7 +75,7 @@ class History:
     @property
     def n_trials(self) -> int:
         """Trials of all tasks."""
-        return sum(len(task.latencies_ms) for task in self.tasks.values())
+        return sum(task.n_trials for task in self.tasks.values())
 
     def forget_times(self) -> None:
         """Forget all trials and seconds: they are another environment's."""
@@ -108,10 +102,9 @@ class History:
         found = []
         for name, weight in tasks:
             known = self.tasks.get(name, TaskHistory())
-            secs = (known.best_sec, known.second_ms / 1e3, known.build_sec)
-            n_trials = len(known.latencies_ms)
             key = (keys or {}).get(name, NO_FORM)
-            found.append(TaskProgress(name, weight, n_trials, known.n_errors, *secs, key))
+            secs = (known.best_sec, known.second_sec, known.build_sec)
+            found.append(TaskProgress(name, weight, known.n_trials, known.n_errors, *secs, key))
         return RunProgress(found, Counter(self.errors))
 
     def add(self, event: dict[str, Any]) -> None:
@@ -150,7 +143,7 @@ class History:
                 math.nan if value is None else float(value) for value in event["latencies_ms"]
             ]
             task = self._task(event)
-            task.add_trials(latencies_ms)
+            task.add_latencies(latencies_ms)
             task.weight = float(event.get("weight") or 1.0)
             task.flop = event.get("flop")
             task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, in_use
 
@@ -24,6 +25,13 @@ class TaskProgress:
     second_sec: float = math.inf  # the second fastest
     build_sec: float = math.nan  # seconds that building the fastest took; NaN if not known
     key: FormKey = NO_FORM  # the part of the network, and how it is computed there
+
+    def add_trials(self, secs: Sequence[float]) -> None:
+        """Add trials; NaN for a failure."""
+        valid = [sec for sec in secs if math.isfinite(sec)]
+        self.n_trials += len(secs)
+        self.n_errors += len(secs) - len(valid)
+        self.best_sec, self.second_sec, *_ = sorted([self.best_sec, self.second_sec, *valid])
 
     @property
     def share_sec(self) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import PyMeasureCallback, derived_object
 from tvm_adaptive.errors import is_machine_failure, summary_line
-from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
+from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal, finite
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.values.trial import Trial
 
@@ -60,30 +60,23 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         builder_results: Sequence[Any],
         runner_results: Sequence[Any],
     ) -> None:
-        best_before = task.best_sec
-        latencies_ms: list[float | None] = []
+        tried: list[Any] = []
+        secs: list[float] = []
         errors: Counter[str] = Counter()
         n_machine_failures = 0
-        fastest = None
         for candidate, built, run in zip(candidates, builder_results, runner_results, strict=True):
             trial = Trial.of(run, built)
             if trial.is_untried:
                 n_machine_failures += is_machine_failure(trial.failure)
                 continue
-            task.n_trials += 1
+            tried.append(candidate)
+            secs.append(trial.seconds)
             if math.isnan(trial.seconds):
-                task.n_errors += 1
                 errors[summary_line(trial.failure or "no believable time")] += 1
-                latencies_ms.append(None)
-                continue
-            latencies_ms.append(trial.seconds * 1e3)
-            if trial.seconds < task.best_sec:
-                task.best_sec, task.second_sec = trial.seconds, task.best_sec
-                fastest = candidate
-            else:
-                task.second_sec = min(task.second_sec, trial.seconds)
-        if fastest is not None:
-            task.build_sec = self._build_sec_of(fastest)
+        best_before = task.best_sec
+        task.add_trials(secs)
+        if improved := task.best_sec < best_before:
+            task.build_sec = self._build_sec_of(tried[secs.index(task.best_sec)])
         self.progress.errors += errors
         self.progress.n_machine_failures += n_machine_failures
         self.progress.current = task.name
@@ -92,15 +85,15 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
             task=task.name,
             weight=task.weight,
             flop=flop,
-            n_candidates=len(latencies_ms),
-            latencies_ms=latencies_ms,
+            n_candidates=len(secs),
+            latencies_ms=finite([1e3 * sec for sec in secs]),
             n_trials=task.n_trials,
             n_errors=task.n_errors,
             n_machine_failures=n_machine_failures,
             errors=dict(errors),
             best_ms=task.best_sec * 1e3,
             build_sec=task.build_sec,
-            improved=task.best_sec < best_before,
+            improved=improved,
             weighted_ms=self.progress.weighted_sec * 1e3,
             unix_sec=time.time(),
         )

@@ -100,7 +100,7 @@ def _task_table(history: RunHistory) -> Table:
         table.add_row(
             Text(task.name),  # a name is not markup
             f"{task.weight:g}",
-            str(len(task.latencies_ms)),
+            str(task.n_trials),
             str(task.n_errors or ""),
             f"{task.best_ms:.4g}" if is_timed else "-",
             f"{task.share_ms / total_ms:.0%}" if is_timed and task.name in used else "-",

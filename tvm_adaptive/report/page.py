@@ -269,7 +269,7 @@ def _tasks(history: RunHistory) -> str:
         left_ms = max(0.0, task.share_ms - task.weight * limit_ms)
         if task.name not in used:
             left_ms = math.nan
-        counts = [f"{task.weight:g}", str(len(task.latencies_ms)), str(task.n_errors)]
+        counts = [f"{task.weight:g}", str(task.n_trials), str(task.n_errors)]
         numbers = map(
             number,
             (
