@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.prepare import call_counts, output_counts, prepare
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.agreement import numpy_dtype
+
+NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
@@ -162,10 +165,11 @@ class Buffer:
 
 
 class Machine:
-    """A virtual machine whose functions a and b add 1, the others nothing."""
+    """A virtual machine whose functions add something to zeros: a and b 1, the others nothing."""
 
-    def __init__(self, names):
+    def __init__(self, names, added=MappingProxyType({"a": 1.0, "b": 1.0})):
         self.names = names
+        self.added = added
 
     def set_instrument(self, watch):
         self.watch = watch
@@ -179,9 +183,23 @@ class Machine:
             buffer = Buffer()
             if self.watch(None, name, True, None, buffer) == compare_calls_file._SKIP:
                 continue
-            buffer.copyfrom(value + (name in ("a", "b")))
+            buffer.copyfrom(value + np.array(self.added.get(name, 0.0), "float32"))
             self.watch(None, name, False, None, buffer)
             value = buffer.numpy()
+
+
+@pytest.fixture
+def compare_machines(monkeypatch):
+    """Return a function that compares two virtual machines."""
+
+    def compare(untuned, tuned):
+        machines = {"untuned": untuned, "tuned": tuned}
+        monkeypatch.setattr(compare_calls_file.device_session, "load_once", lambda path: path)
+        monkeypatch.setattr(compare_calls_file, "VirtualMachine", lambda path, _: machines[path])
+        names = dict.fromkeys(["a", "b", "view", "more"], 1)
+        return compare_calls(("untuned", "tuned"), [], "cpu", names, 1e-3)
+
+    return compare
 
 
 @pytest.mark.parametrize(
@@ -193,14 +211,27 @@ class Machine:
         (["a", "view", "b"], {"a": 1, "view": 1}),  # which call is which is not known
     ],
 )
-def test_only_what_both_builds_call_as_often_is_compared(monkeypatch, calls, n_compared):
-    machines = {"untuned": Machine(["a", "view", "b", "b"]), "tuned": Machine(calls)}
-    monkeypatch.setattr(compare_calls_file.device_session, "load_once", lambda path: path)
-    monkeypatch.setattr(compare_calls_file, "VirtualMachine", lambda path, _place: machines[path])
-    names = dict.fromkeys(["a", "b", "view", "more"], 1)
-    found = compare_calls(("untuned", "tuned"), [], "cpu", names, 1e-3)
+def test_only_what_both_builds_call_as_often_is_compared(compare_machines, calls, n_compared):
+    found = compare_machines(Machine(["a", "view", "b", "b"]), Machine(calls))
     assert found.n_compared == n_compared
     assert found.problems == {}
+
+
+@pytest.mark.parametrize(("expected", "n_compared"), [([NAN, NAN, 1.0], 0), ([NAN, 1.0, 1.0], 1)])
+def test_a_reference_that_is_mostly_undefined_shows_nothing(compare_machines, expected, n_compared):
+    """Whatever the other build makes of the same inputs."""
+    machines = [Machine("ab", {"a": added, "b": 1.0}) for added in (expected, [5.0, 5.0, 5.0])]
+    found = compare_machines(*machines)
+    assert found.n_compared.get("a", 0) == n_compared
+    assert list(found.problems) == n_compared * ["a"]
+    assert found.unclear == {}
+
+
+def test_a_difference_that_a_rounding_may_explain_is_no_problem_yet(compare_machines):
+    found = compare_machines(Machine("ab"), Machine("ab", {"a": [1.0, 1.0, 1.1], "b": 2.0}))
+    assert list(found.unclear) == ["a"]
+    assert list(found.problems) == ["b"]
+    assert found.n_compared == {"a": 1, "b": 1}
 
 
 def test_extents_that_depend_on_values_are_none_while_calls_are_counted(tmp_path):

@@ -46,6 +46,7 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
 from tvm_adaptive.models.compare_calls import ComparedCalls
+from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.models.frontend import load, with_sample
 from tvm_adaptive.tuning import (
     build_check,
@@ -650,6 +651,30 @@ def test_what_is_wrong_is_named_and_is_not_in_the_result(
     assert comparison.agree
     assert check.n_tuned < len(verdicts)
     assert list(tmp_path.glob("*.so")) == [check._path]
+
+
+@pytest.mark.parametrize(
+    ("found", "is_tuned", "problem"),
+    [
+        ({"n_compared": {"f": 1}}, True, ""),
+        ({"n_compared": {"f": 1}, "problems": {"f": "output 0 is wrong"}}, True, "output 0 is wrong"),
+        ({"n_compared": {"f": 1}, "unclear": {"f": "one is wrong"}}, True, None),
+        ({}, True, None),  # its results are not defined, say
+        ({"n_compared": {"f": 1}}, False, None),  # another one was compared
+    ],
+)
+def test_a_task_is_checked_where_its_tuned_function_was_compared_and_agreed(
+    make_session: Any, network: Network, found: Any, is_tuned: bool, problem: str | None
+) -> None:
+    session = make_session()
+    prepared = prepare(network, session.target)
+    (mod,) = extract(prepared, session.target)[0].dispatched
+    with NetworkCheck(session, network, prepared) as check:
+        (name,) = check._names[workload_key(mod)]
+        tuned, fallback = ({name: 1}, {}) if is_tuned else ({}, {name: 1})
+        check.covered = Coverage(tuned, fallback, {})
+        renamed = {kind: {name: each["f"]} for kind, each in found.items()}
+        assert check._verdict(mod, ComparedCalls(**renamed)).problem == problem
 
 
 def checked_in_form(check: NetworkCheck, form: str) -> list[str | None]:

@@ -22,8 +22,10 @@ from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     InvalidOptionError,
+    MachineError,
     NoDeviceError,
     OutOfTimeError,
+    WorkerDiedError,
 )
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.playoff import playoff, verifier, worker
@@ -40,7 +42,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     without_playoff,
 )
 from tvm_adaptive.workers import pool as pools
-from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
 # Workers cannot import this file; its functions travel whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -513,6 +515,50 @@ def test_a_device_that_is_lost_costs_no_winner(
     else:
         assert report.winner is None
         assert "the farm has gone" in report.unchecked
+
+
+class Answers:
+    """A pool that gives answers in turn: values and errors."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def map(self, *_call: Any) -> list[Outcome]:
+        answer = self.answers.pop(0)
+        is_error = isinstance(answer, Exception)
+        return [Outcome(error=answer) if is_error else Outcome(answer)]
+
+
+NO_MEMORY = MachineError("no memory is left")
+DIED = WorkerDiedError("killed by SIGSEGV")
+
+
+@pytest.mark.parametrize(
+    ("answers", "n_left", "disqualified"),
+    [
+        ([NO_MEMORY, 1e-3], 0, ""),  # another program's peak is over
+        ([NO_MEMORY, NO_MEMORY, 1e-3], 1, ""),
+        ([NO_MEMORY, DIED, 1e-3], 1, "crash: killed by SIGSEGV"),
+        ([DIED, 1e-3], 1, "crash: killed by SIGSEGV"),
+    ],
+)
+def test_a_failure_of_the_machine_is_tried_again_and_is_no_finalists_fault(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any], n_left: int, disqualified: str
+) -> None:
+    monkeypatch.setattr(verifier, "_RETRY_PAUSE_SEC", 0.0)
+    nothing: Any = None
+    pool: Any = Answers(*answers)
+    finalist = Finalist(nothing, 2e-3)
+    entry = verifier.Entry(finalist, timed=worker.Kernel("kernel.so", "cpu", ()))
+    with contextlib.closing(verifier.Verifier(LLVM, nothing, pool, PlayoffOptions())) as checker:
+        time_it = checker.timer([entry])
+        if NO_MEMORY in answers[1:]:
+            with pytest.raises(MachineError):
+                time_it(0)
+        else:
+            assert math.isnan(time_it(0)) == bool(disqualified)
+    assert len(pool.answers) == n_left
+    assert finalist.disqualified == disqualified
 
 
 def test_one_interrupted_run_does_not_choose_the_number_of_runs(
