@@ -34,6 +34,8 @@ def fake_measure(artifact_path, device_type, args_info, options):
         os.abort()
     if is_again and again == "raise":
         raise RuntimeError("device lost")
+    if is_again and again == "memory":
+        raise MemoryError
     if is_again and again:
         sec = again
     raw_sec = float(sec) * float((folder / "speed").read_text())
@@ -176,7 +178,7 @@ def test_an_anchor_that_fails_costs_no_candidate(make_bench, failure):
     assert not bench.events("error")
 
 
-@pytest.mark.parametrize("failure", ["abort", "raise"])
+@pytest.mark.parametrize("failure", ["abort", "raise", "nan"])
 def test_a_record_that_cannot_be_timed_again_is_none(make_bench, failure):
     bench = make_bench()
     bench.measured(1.0)
@@ -187,8 +189,24 @@ def test_a_record_that_cannot_be_timed_again_is_none(make_bench, failure):
     bench.measured(3.0)
     assert bench.steps()[-1][1:3] == ["1", "True"]
     # A worker that has ended makes no further step.
-    n_repeats = 2 if failure == "raise" else 1
+    n_repeats = 1 if failure == "abort" else 2
     assert bench.events("duet")[1]["repeats_sec"] == n_repeats * [1.0]
+    assert not bench.events("error")
+
+
+@pytest.mark.parametrize("cause", ["machine", "clock"])
+def test_a_repeat_that_something_else_ended_speaks_against_no_record(make_bench, tmp_path, cause):
+    log = tmp_path / "log"
+
+    def time_left() -> float:
+        is_over = cause == "clock" and log.exists() and len(bench.steps()) == 4
+        return 0.0 if is_over else math.inf
+
+    bench = make_bench(time_left=time_left)
+    bench.measured(1.0)
+    assert bench.measured("0.1 memory", 2.0) == pytest.approx([0.1, 2.0])
+    again = [step[1:] for step in bench.steps()[4:]]
+    assert again == ([["0.1", "True", "False", "0"]] if cause == "machine" else [])
     assert not bench.events("error")
 
 
