@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks.faults.injection import without_bodies
 from tests.database.conftest import make_record
+from tests.journals import MemoryJournal
 from tests.models.forms.test_alternatives import network_of, relu
 from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
@@ -44,6 +45,7 @@ from tvm_adaptive.errors import (
     WorkerDiedError,
 )
 from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.measure_callback.history import History
 from tvm_adaptive.models import Network, extract, prepare, run_exported, transformer
 from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import Coverage
@@ -480,6 +482,32 @@ def test_without_time_the_library_of_the_attempt_before_stays(
     assert (check.coverage == "one of all") == (not is_refused)
 
 
+@pytest.mark.parametrize(
+    ("comparison", "coverage"), [({"agree": True}, "one of all"), ({"agree": False}, ""), ({}, "")]
+)
+def test_an_earlier_library_whose_outputs_did_not_agree_goes(
+    make_session: Any, comparison: dict[str, Any], coverage: str
+) -> None:
+    report = {"comparison": comparison, "coverage": "one of all"}
+    session = make_session(history=History(library_report=report))
+    assert library_check.coverage_of_earlier(session) == coverage
+
+
+def test_the_journal_says_that_another_library_comes_before_it_does(
+    make_session: Any, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_paths: Path) -> None:
+        raise KeyboardInterrupt
+
+    session = make_session(journal=MemoryJournal())
+    prepared = prepare(network, session.target)
+    with NetworkCheck(session, network, prepared) as check:
+        monkeypatch.setattr(network_check.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            check._use(check._unchecked)
+    assert session.journal.of("library") == [{"event": "library", "tuned": True}]
+
+
 def test_a_sample_of_one_number_does_not_check_functions(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -657,7 +685,11 @@ def test_what_is_wrong_is_named_and_is_not_in_the_result(
     ("found", "is_tuned", "problem"),
     [
         ({"n_compared": {"f": 1}}, True, ""),
-        ({"n_compared": {"f": 1}, "problems": {"f": "output 0 is wrong"}}, True, "output 0 is wrong"),
+        (
+            {"n_compared": {"f": 1}, "problems": {"f": "output 0 is wrong"}},
+            True,
+            "output 0 is wrong",
+        ),
         ({"n_compared": {"f": 1}, "unclear": {"f": "one is wrong"}}, True, None),
         ({}, True, None),  # its results are not defined, say
         ({"n_compared": {"f": 1}}, False, None),  # another one was compared
