@@ -167,6 +167,16 @@ def test_what_a_loosened_tolerance_lets_pass_stays_with_its_run(
     assert VerdictFile(tmp_path, str(TVM_VERSION)).read(), "the run itself knows"
 
 
+def test_an_earlier_verdict_is_the_runs_own_and_not_new_to_the_store(tmp_path: Path) -> None:
+    target = Target({"kind": "llvm", "num-cores": 2})
+    store = AwayForAWhile(0)
+    recorder = VerdictRecorder(session_of(tmp_path, target, store))
+    recorder.add(report_of(make_record(te_workload("GMM"), target, 1e-3)), is_earlier=True)
+    recorder.close()
+    assert store.taken == []
+    assert len(said_in(tmp_path)) == 1
+
+
 TARGET = Target({"kind": "llvm", "num-cores": 2})
 
 
@@ -333,7 +343,7 @@ def test_a_lucky_record_does_not_replace_what_was_proven(
     report = finals.with_proven(held(*found, reason="no-time"), mine, Notes())
     assert report.winner is not None
     assert report.winner.final_sec() == deployed_sec
-    assert len(report.finalists) == 2 if deployed_sec == 1e-3 else len(found)
+    assert len(report.finalists) == (2 if deployed_sec == 1e-3 else len(found))
 
 
 def test_what_was_proven_in_a_fast_hour_can_be_beaten_in_this_one() -> None:
@@ -514,12 +524,14 @@ def decided(
     secs: Sequence[Sequence[float]],
     *,
     reason: str = "won",
+    is_proven: bool = False,  # what is the best of each task
 ) -> tuple[list[TaskOutcome], list[float], list[str]]:
     """Return outcomes, the final database's times, and the tasks that had play-offs."""
     mine, played = [], []
     for number, (mod, times) in enumerate(zip(mods_of(len(secs)), secs, strict=True)):
         records = tuple(make_record(mod, TARGET, sec, i) for i, sec in enumerate(times, 1))
-        found = Finalists(mod, str(number), records, times[0] if times else 0.0)
+        proven = Finalist(records[0], times[0], times[0], unchecked="") if is_proven else None
+        found = Finalists(mod, str(number), records, times[0] if times else 0.0, proven, is_proven)
         mine.append(
             dataclasses.replace(found, read_all=functools.partial(lambda each: each, found))
         )
@@ -710,6 +722,17 @@ def test_an_interrupt_leaves_out_what_was_not_checked(
     assert (final, played, check.databases) == ([], [], [])
     assert not any(each.in_network or each.played_off for each in outcomes)
     assert said_in(session.work_dir) == {}
+
+
+def test_what_earlier_runs_have_proven_is_among_the_verdicts_of_the_run(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = dataclasses.replace(session_with_check(make_session), store=AwayForAWhile(0))
+    session.budget.interrupt()
+    outcomes, final, _ = decided(session, monkeypatch, Check(), [[2e-3, 4e-3]], is_proven=True)
+    assert (final, outcomes[0].played_off) == ([2e-3], True)
+    assert list(said_in(session.work_dir).values()) == [""]
+    assert session.store.taken == []  # which has it already
 
 
 def test_a_task_without_trials_runs_with_a_draft_that_was_checked(

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from tvm_adaptive.database.location import displayed, url_of
+from tvm_adaptive.database.location import RUN_STORE, displayed, url_of
+from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.tuning import warm_start
+from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.prior_trials import WarmStart
 
 
@@ -28,23 +30,35 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_start, "python_side", lambda callback: callback)
 
 
-def session_of(tmp_path: Path, notes: list[str], events: list[Any], interrupted: bool) -> Any:
+def session_of(
+    tmp_path: Path,
+    notes: list[str],
+    events: list[Any],
+    *,
+    interrupted: bool = False,
+    left_sec: float = 60.0,
+) -> Any:
     name = displayed(url_of("postgresql://me:hunter2@host/name"))
     return SimpleNamespace(
         config=SimpleNamespace(store="env:TUNING_STORE"),
         store=SimpleNamespace(name=name),
         work_dir=tmp_path / "my run",
-        budget=SimpleNamespace(interrupted=interrupted, search_left_sec=60.0),
+        budget=SimpleNamespace(interrupted=interrupted, search_left_sec=left_sec),
         observer=SimpleNamespace(note=notes.append),
         journal=SimpleNamespace(write=lambda event, **fields: events.append((event, fields))),
     )
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_what_a_store_lacks_is_reported_with_what_to_do(tmp_path: Path, interrupted: bool) -> None:
+@pytest.mark.parametrize(
+    ("interrupted", "left_sec", "limit_sec"),
+    [(False, 60.0, 30.0), (False, 7.0, 7.0), (False, -1.0, 0.0), (True, 60.0, 5.0)],
+)
+def test_what_a_store_lacks_is_reported_with_what_to_do(
+    tmp_path: Path, interrupted: bool, left_sec: float, limit_sec: float
+) -> None:
     notes: list[str] = []
     events: list[Any] = []
-    session = session_of(tmp_path, notes, events, interrupted)
+    session = session_of(tmp_path, notes, events, interrupted=interrupted, left_sec=left_sec)
     written = Written(17)
     warm_start._flush(session, written)
     (note,) = notes
@@ -52,13 +66,13 @@ def test_what_a_store_lacks_is_reported_with_what_to_do(tmp_path: Path, interrup
     assert note.endswith(f"db --store env:TUNING_STORE import '{tmp_path}/my run'")
     assert "hunter2" not in note
     assert events == [("undelivered", {"store": session.store.name, "n_trials": 17})]
-    assert 0.0 < written.limits_sec[0] <= (5.0 if interrupted else 30.0)
+    assert written.limits_sec == [limit_sec]
 
 
 def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
     notes: list[str] = []
     events: list[Any] = []
-    session = session_of(tmp_path, notes, events, interrupted=False)
+    session = session_of(tmp_path, notes, events)
     warm_start._flush(session, Written(0))
     assert notes == events == []
 
@@ -68,7 +82,7 @@ def test_rows_that_were_left_out_are_counted_where_the_user_looks(
 ) -> None:
     notes: list[str] = []
     events: list[Any] = []
-    session = session_of(tmp_path, notes, events, interrupted=False)
+    session = session_of(tmp_path, notes, events)
     session.history = SimpleNamespace(run_ids=())
     session.proven = set()
     found = WarmStart(n_left_out=9800)
@@ -82,3 +96,30 @@ def test_rows_that_were_left_out_are_counted_where_the_user_looks(
     assert "db prune" in note
     ((_, event),) = events
     assert event["n_left_out"] == 9800
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_store_that_is_the_runs_own_under_another_name_gets_each_trial_once(
+    tmp_path: Path, make_session: Any, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    RecordStore(tmp_path / RUN_STORE).close()
+    shared = tmp_path / "shared.db"
+    if is_link:
+        shared.symlink_to(tmp_path / RUN_STORE)
+    given: list[dict[str, Any]] = []
+
+    def callback(_contexts: Any, **stores: Any) -> Written:
+        given.append(stores)
+        return Written(0)
+
+    monkeypatch.setattr(warm_start, "StoreCallback", callback)
+    monkeypatch.setattr(warm_start, "_warm_start", lambda *_args: None)
+    monkeypatch.setattr(warm_start, "model_hooks", lambda _part: None)
+    parts: Any = SimpleNamespace(cost_model=None, transfer_pool=None, trial_log=None)
+    config = DEFAULT.replace(store=str(shared), starter=False)
+    with RecordStore(shared) as store:
+        session = make_session(config, store=store)
+        with warm_start.warm_started(session, (), parts):
+            (stores,) = given
+    assert stores["shared"] is store
+    assert (stores["own"] is None) == is_link

@@ -1,0 +1,44 @@
+"""How a backlog is written; tests/database/test_store_callback.py has what is lost and retried."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.journals import MemoryJournal
+from tvm_adaptive.database.pending_writes import PendingWrites
+from tvm_adaptive.errors import StoreError
+
+
+class Slow:
+    """A store that is away at first, and takes 1.5 s for each batch; also the clock."""
+
+    def __init__(self) -> None:
+        self.sec = 0.0
+        self.is_away = True
+        self.kept: list[Any] = []
+
+    def monotonic(self) -> float:
+        return self.sec
+
+    def add(self, _task: Any, trials: list[Any]) -> None:
+        if self.is_away:
+            raise StoreError("the server is gone.")
+        self.sec += 1.5
+        self.kept += trials
+
+
+def test_a_slow_store_holds_the_search_up_for_seconds_only() -> None:
+    slow: Any = Slow()
+    task: Any = SimpleNamespace(name="gmm")
+    pending = PendingWrites(slow, MemoryJournal(), clock=slow)
+    for number in range(6):
+        pending.put(task, [number])
+    slow.is_away, slow.sec = False, 1000.0
+    pending.put(task, [6])
+    assert slow.kept == [0, 1]
+    pending.put(task, [7])
+    assert slow.kept == [0, 1, 2, 3]
+    pending.flush(2.0)
+    assert slow.kept == [0, 1, 2, 3, 4, 5]
+    assert pending.n_missing == 2
