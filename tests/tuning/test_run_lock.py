@@ -106,6 +106,24 @@ def test_a_killed_owner_holds_nothing_though_its_child_lives(
     assert not (tmp_path / LOCK_FILE).exists()
 
 
+def test_a_lock_on_a_file_that_its_owner_has_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one ends between the second one's opening of the file and its lock."""
+    first, flock = run_lock.Ownership(tmp_path), run_lock.fcntl.flock
+
+    def late(file: int, operation: int) -> None:
+        first.release()
+        flock(file, operation)
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", late)
+    with owned(tmp_path):
+        assert (tmp_path / LOCK_FILE).is_file()
+        with pytest.raises(WorkDirInUseError), owned(tmp_path):
+            pytest.fail("there were two owners")
+    assert list(tmp_path.iterdir()) == []
+
+
 class TestWhereLocksDoNotHold:
     """On a network file system, what the lock file says decides."""
 

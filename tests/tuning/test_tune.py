@@ -22,7 +22,13 @@ from tvm_adaptive.errors import InvalidOptionError, StoreError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import resnet18
 from tvm_adaptive.models.run import run_exported
-from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SchedulerConfig, SearchConfig
+from tvm_adaptive.tuning.config import (
+    DEFAULT,
+    FinishConfig,
+    MeasureConfig,
+    SchedulerConfig,
+    SearchConfig,
+)
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.inspect import shown_tasks
 from tvm_adaptive.tuning.registry import check_names
@@ -113,6 +119,7 @@ def test_a_second_run_goes_on_and_measures_nothing_twice(tmp_path):
         ({"trials": 1, "target": {"kind": "llvm"}}, "num-cores"),
         ({"trials": 1, "config": TuneConfig(runner="fast")}, "Unknown runner 'fast'; possible are"),
         ({"trials": 1, "config": TuneConfig(layout="odd")}, "layout must be one of"),
+        ({"trials": 1, "config": TuneConfig(measure=MeasureConfig(devices="0,1"))}, "one device"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, text):

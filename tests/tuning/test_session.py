@@ -1,0 +1,83 @@
+"""What ends a run early: not the search, but what the machine cannot do now."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.journals import MemoryJournal
+from tests.tuning.observers import Notes
+from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning import session as session_file
+from tvm_adaptive.tuning.session import LEAST_FREE_BYTES, Session, check_disk_space
+
+
+class FailingJournal(MemoryJournal):
+    """A journal that may have lost a line."""
+
+    def __init__(self, failure: OSError | None = None) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+@pytest.fixture
+def set_free_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that says how much room the disk has left; None if it does not answer."""
+
+    def set_to(free: int | None) -> None:
+        def usage(_folder: Any) -> Any:
+            if free is None:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return SimpleNamespace(free=free)
+
+        monkeypatch.setattr(session_file.shutil, "disk_usage", usage)
+
+    set_to(LEAST_FREE_BYTES)
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("cause", "problem", "fix"),
+    [
+        ("journal", "no space is left on the device", "Make room"),
+        ("disk", "only 31 MiB are left on the disk of ", "Make room"),
+        ("server", "does not answer (Stale file handle)", "Make room"),
+        ("machine", "no process could be started", "Fix that"),
+    ],
+)
+def test_what_the_machine_cannot_do_ends_a_run_that_can_be_resumed(
+    make_session: Any, set_free_bytes: Any, cause: str, problem: str, fix: str
+) -> None:
+    failure = (
+        OSError(errno.ENOSPC, "no space is left on the device") if cause == "journal" else None
+    )
+    observer, journal = Notes(), FailingJournal(failure)
+    session: Session = make_session(observer=observer, journal=journal)
+    if cause in ("disk", "server"):
+        set_free_bytes(LEAST_FREE_BYTES - 2**20 if cause == "disk" else None)
+    elif cause == "machine":
+        session.machine_failed(problem)
+    for _ in range(2):  # it is said once
+        assert session.should_stop()
+        (note,) = observer.notes
+    assert problem in note
+    assert note.endswith(
+        f"; the run ends here. {fix}, then continue with --resume {session.work_dir}"
+    )
+    assert session.budget.interrupted
+    messages = [event["message"] for event in journal.of("error")]
+    assert messages == ([problem] if cause == "machine" else [])
+
+
+def test_with_room_for_it_a_run_goes_on(make_session: Any, set_free_bytes: Any) -> None:
+    observer = Notes()
+    session = make_session(observer=observer, journal=FailingJournal())
+    assert not session.should_stop()
+    check_disk_space(session.work_dir)
+    assert observer.notes == []
+    set_free_bytes(LEAST_FREE_BYTES - 2**20)
+    with pytest.raises(InvalidOptionError, match="no room for a run: only 31 MiB"):
+        check_disk_space(session.work_dir / "not" / "there")
