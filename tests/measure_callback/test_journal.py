@@ -72,7 +72,7 @@ def test_a_torn_line_is_ended_with_the_header_or_not_at_all(
     monkeypatch.setattr("tvm_adaptive.measure_callback.journal.open", FullDisk, raising=False)
     journal = Journal(written)
     assert written.read_bytes() == torn
-    FullDisk.is_full = False
+    monkeypatch.setattr(FullDisk, "is_full", False)
     journal.write("after")
     journal.close()
     monkeypatch.undo()

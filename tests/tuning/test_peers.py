@@ -73,7 +73,6 @@ def test_the_frameworks_take_turns_with_the_library(
     assert (timing.agree, timing.max_abs) == (True, 0.0)
     assert len(timing.secs) == 3
     assert min(timing.secs) > 0.0
-    assert max(timing.secs) < 0.25  # six additions
     ratios = np.array(timing.secs) / timing.tuned_secs
     assert timing.speedup == pytest.approx(sorted(ratios)[1])
     (note,) = observer.notes
