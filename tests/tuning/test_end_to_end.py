@@ -334,10 +334,35 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
     assert "the linker found no room" in check.failure
 
 
+@pytest.mark.parametrize(
+    ("comparison", "coverage"), [({"agree": True}, "one of all"), ({"agree": False}, ""), ({}, "")]
+)
+def test_an_earlier_library_whose_outputs_did_not_agree_goes(
+    make_session: Any, comparison: dict[str, Any], coverage: str
+) -> None:
+    report = {"comparison": comparison, "coverage": "one of all"}
+    session = make_session(history=History(library_report=report))
+    assert library_check.coverage_of_earlier(session) == coverage
+
+
+def test_the_journal_says_that_another_library_comes_before_it_does(
+    make_session: Any, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_paths: Path) -> None:
+        raise KeyboardInterrupt
+
+    session = make_session(journal=MemoryJournal())
+    prepared = prepare(network, session.target)
+    with NetworkCheck(session, network, prepared) as check:
+        monkeypatch.setattr(network_check.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            check._use(check._unchecked)
+    assert session.journal.of("library") == [{"event": "library", "tuned": True}]
+
+
 def onnx_network(folder: Path) -> Network:
     """Return a small ONNX model."""
     onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
     make, kind = onnx.helper, onnx.TensorProto.FLOAT
     weight = np.random.default_rng(0).standard_normal((64, 32)).astype("float32")
     nodes = [make.make_node("MatMul", ["x", "w"], ["z"]), make.make_node("Relu", ["z"], ["y"])]
@@ -480,32 +505,6 @@ def test_without_time_the_library_of_the_attempt_before_stays(
     assert check.library is not None
     assert (check.library.read_bytes() == before) == (not is_refused)
     assert (check.coverage == "one of all") == (not is_refused)
-
-
-@pytest.mark.parametrize(
-    ("comparison", "coverage"), [({"agree": True}, "one of all"), ({"agree": False}, ""), ({}, "")]
-)
-def test_an_earlier_library_whose_outputs_did_not_agree_goes(
-    make_session: Any, comparison: dict[str, Any], coverage: str
-) -> None:
-    report = {"comparison": comparison, "coverage": "one of all"}
-    session = make_session(history=History(library_report=report))
-    assert library_check.coverage_of_earlier(session) == coverage
-
-
-def test_the_journal_says_that_another_library_comes_before_it_does(
-    make_session: Any, network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_paths: Path) -> None:
-        raise KeyboardInterrupt
-
-    session = make_session(journal=MemoryJournal())
-    prepared = prepare(network, session.target)
-    with NetworkCheck(session, network, prepared) as check:
-        monkeypatch.setattr(network_check.os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            check._use(check._unchecked)
-    assert session.journal.of("library") == [{"event": "library", "tuned": True}]
 
 
 def test_a_sample_of_one_number_does_not_check_functions(

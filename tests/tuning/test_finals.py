@@ -88,6 +88,16 @@ def test_only_what_was_learned_of_a_finalist_is_remembered(
     assert errors == ([None if "in_network" in changes else 0.01] if kept and kept[0] else [])
 
 
+def test_an_earlier_verdict_is_the_runs_own_and_not_new_to_the_store(tmp_path: Path) -> None:
+    target = Target({"kind": "llvm", "num-cores": 2})
+    store = AwayForAWhile(0)
+    recorder = VerdictRecorder(session_of(tmp_path, target, store))
+    recorder.add(report_of(make_record(te_workload("GMM"), target, 1e-3)), is_earlier=True)
+    recorder.close()
+    assert store.taken == []
+    assert len(said_in(tmp_path)) == 1
+
+
 def report_of(record: TuningRecord, **changes: Any) -> FinalistReport:
     fields = {
         "recorded_sec": 1e-3,
@@ -165,16 +175,6 @@ def test_what_a_loosened_tolerance_lets_pass_stays_with_its_run(
     VerdictRecorder(session).add(dataclasses.replace(report, reason=reason))
     assert bool(store.taken) == is_shared
     assert VerdictFile(tmp_path, str(TVM_VERSION)).read(), "the run itself knows"
-
-
-def test_an_earlier_verdict_is_the_runs_own_and_not_new_to_the_store(tmp_path: Path) -> None:
-    target = Target({"kind": "llvm", "num-cores": 2})
-    store = AwayForAWhile(0)
-    recorder = VerdictRecorder(session_of(tmp_path, target, store))
-    recorder.add(report_of(make_record(te_workload("GMM"), target, 1e-3)), is_earlier=True)
-    recorder.close()
-    assert store.taken == []
-    assert len(said_in(tmp_path)) == 1
 
 
 TARGET = Target({"kind": "llvm", "num-cores": 2})

@@ -517,6 +517,37 @@ def test_a_device_that_is_lost_costs_no_winner(
         assert "the farm has gone" in report.unchecked
 
 
+def test_one_interrupted_run_does_not_choose_the_number_of_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secs = iter([10e-3, 50e-6, 50e-6, 50e-6])
+    numbers: list[int] = []
+
+    def timer(number: int, _repeat: int) -> list[float]:
+        numbers.append(number)
+        return [next(secs)]
+
+    kernel = worker.Kernel("kernel.so", "cpu", ())
+    loaded = worker._Loaded(None, None, [], timer)
+    monkeypatch.setitem(worker._loaded, kernel, loaded)
+    assert worker.time_once(kernel, 0, 20.0) == 50e-6
+    assert worker.time_once(kernel, 0, 20.0) == 50e-6
+    assert numbers == [1, 2, 400, 400]
+
+
+def test_a_kernel_of_seconds_is_timed_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+
+    def timer(number: int, _repeat: int) -> list[float]:
+        numbers.append(number)
+        return [8.0]
+
+    kernel = worker.Kernel("kernel.so", "cpu", ())
+    monkeypatch.setitem(worker._loaded, kernel, worker._Loaded(None, None, [], timer))
+    assert worker.time_once(kernel, 0, 20.0) == worker.time_once(kernel, 0, 20.0) == 8.0
+    assert numbers == [1, 1]
+
+
 class Answers:
     """A pool that gives answers in turn: values and errors."""
 
@@ -559,37 +590,6 @@ def test_a_failure_of_the_machine_is_tried_again_and_is_no_finalists_fault(
             assert math.isnan(time_it(0)) == bool(disqualified)
     assert len(pool.answers) == n_left
     assert finalist.disqualified == disqualified
-
-
-def test_one_interrupted_run_does_not_choose_the_number_of_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    secs = iter([10e-3, 50e-6, 50e-6, 50e-6])
-    numbers: list[int] = []
-
-    def timer(number: int, _repeat: int) -> list[float]:
-        numbers.append(number)
-        return [next(secs)]
-
-    kernel = worker.Kernel("kernel.so", "cpu", ())
-    loaded = worker._Loaded(None, None, [], timer)
-    monkeypatch.setitem(worker._loaded, kernel, loaded)
-    assert worker.time_once(kernel, 0, 20.0) == 50e-6
-    assert worker.time_once(kernel, 0, 20.0) == 50e-6
-    assert numbers == [1, 2, 400, 400]
-
-
-def test_a_kernel_of_seconds_is_timed_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers: list[int] = []
-
-    def timer(number: int, _repeat: int) -> list[float]:
-        numbers.append(number)
-        return [8.0]
-
-    kernel = worker.Kernel("kernel.so", "cpu", ())
-    monkeypatch.setitem(worker._loaded, kernel, worker._Loaded(None, None, [], timer))
-    assert worker.time_once(kernel, 0, 20.0) == worker.time_once(kernel, 0, 20.0) == 8.0
-    assert numbers == [1, 1]
 
 
 def test_top_k_is_checked() -> None:
