@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.journals import MemoryJournal
 from tvm_adaptive.errors import OUT_OF_TIME
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.measure_callback.recorder import (
@@ -57,22 +58,20 @@ def test_the_two_fastest_and_the_build_of_the_fastest_are_known(progress):
 
 
 def test_the_journal_gets_every_trial_in_order(progress):
-    events = []
-    journal = SimpleNamespace(write=lambda event, **fields: events.append((event, fields)))
+    journal = MemoryJournal()
     scheduler = SimpleNamespace(tasks_=[SimpleNamespace(flop=1e9), SimpleNamespace(flop=5)])
     results = [ran(2e-3, 1e-3, 9e-3), ran(error="x"), ran(4e-3)]
     Recorder(progress, journal=journal).apply(scheduler, 1, [None] * 3, [built()] * 3, results)
-    ((event, fields),) = events
-    assert event == "measured"
+    (fields,) = journal.events
+    assert fields["event"] == "measured"
     assert fields["latencies_ms"] == pytest.approx([2.0, None, 4.0])
     assert (fields["task"], fields["weight"], fields["flop"]) == ("b", 3.0, 5.0)
 
 
 def test_a_scheduler_that_tells_no_flop_is_no_error(progress):
-    events = []
-    journal = SimpleNamespace(write=lambda event, **fields: events.append((event, fields)))
+    journal = MemoryJournal()
     Recorder(progress, journal=journal).apply(None, 0, [None], [built()], [ran(1.0)])
-    assert events[0][1]["flop"] is None
+    assert journal.events[0]["flop"] is None
 
 
 def test_an_empty_round_changes_nothing(progress):
@@ -84,21 +83,19 @@ def test_an_observer_that_raises_does_not_end_the_run(progress):
     def fail(_):
         raise RuntimeError("display broke")
 
-    events = []
-    journal = SimpleNamespace(write=lambda event, **fields: events.append((event, fields)))
+    journal = MemoryJournal()
     Recorder(progress, fail, journal).apply(None, 0, [None], [built()], [ran(1.0)])
-    assert events[-1][0] == "error"
-    assert "display broke" in events[-1][1]["message"]
+    assert journal.events[-1]["event"] == "error"
+    assert "display broke" in journal.events[-1]["message"]
 
 
 def test_what_was_not_tried_for_want_of_time_is_no_trial(progress):
-    events = []
-    journal = SimpleNamespace(write=lambda event, **fields: events.append(fields))
+    journal = MemoryJournal()
     late = f"AdaptiveRunner: Error: {OUT_OF_TIME}"
     results = [ran(3e-3), ran(error=late), ran(error="x")]
     Recorder(progress, journal=journal).apply(None, 0, [None] * 3, [built()] * 3, results)
     task = progress.tasks[0]
     assert (task.n_trials, task.n_errors) == (2, 1)
-    assert events[0]["latencies_ms"] == [pytest.approx(3.0), None]
-    assert events[0]["n_candidates"] == 2
+    assert journal.events[0]["latencies_ms"] == [pytest.approx(3.0), None]
+    assert journal.events[0]["n_candidates"] == 2
     assert progress.errors == {"x": 1}

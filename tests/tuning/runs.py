@@ -1,11 +1,19 @@
-"""The records and trials in the directory of a run, for tests that stop runs."""
+"""Short runs for tests, and the records and trials in the directory of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from tvm_adaptive import TuneConfig
 from tvm_adaptive._tvm import Schedule, json_database
 from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
+
+QUICK = TuneConfig(
+    search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
+    finish=FinishConfig(top_k=1, max_task_sec=0.5),
+    store="none",
+)
 
 
 def recorded_programs(work_dir: Path) -> list[str]:

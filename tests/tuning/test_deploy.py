@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.loopback_farm import free_port
 from tests.database.conftest import make_record
-from tvm_adaptive import TuneConfig, tune, tune_tir
+from tests.tuning.runs import QUICK
+from tvm_adaptive import tune, tune_tir
 from tvm_adaptive._tvm import IRModule, functions_as_tasks, memory_database, te_workload
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
@@ -25,15 +26,11 @@ from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.report import read_run
 from tvm_adaptive.tuning import deploy
-from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, SearchConfig
+from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.target import resolve_target
 
-QUICK = TuneConfig(
-    search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
-    finish=FinishConfig(top_k=1, max_task_sec=0.5),
-)
 FACTORY = """
 import numpy as np
 from tvm.relax.frontend import nn
@@ -196,7 +193,7 @@ def test_the_store_will_do_instead_of_a_run(tmp_path):
     ("what", "options", "text"),
     [
         ("te:GMM", {}, "Nothing was recorded for te:GMM on llvm"),
-        ("te:GMM", {"config": QUICK.replace(store="none")}, "Say where the records are"),
+        ("te:GMM", {"config": QUICK}, "Say where the records are"),
         ("resnet19", {}, "workload must be one of"),
     ],
 )

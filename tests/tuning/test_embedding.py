@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import tvm_adaptive
-from tests.tuning.test_deploy import FACTORY, QUICK
+from tests.tuning.runs import QUICK
+from tests.tuning.test_deploy import FACTORY
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.measure_callback.journal import read_journal

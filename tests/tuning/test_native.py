@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvm_adaptive import TuneConfig, tune
+from tests.tuning.runs import QUICK
+from tvm_adaptive import tune
 from tvm_adaptive._tvm import Target
 from tvm_adaptive._tvm.runtime_files import architecture_of, header_folder
-from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.deploy import apply
 from tvm_adaptive.tuning.manifest import Interface, TensorInfo
 from tvm_adaptive.tuning.native import _TEMPLATES, identifier_of, is_supported, model_header
@@ -22,11 +22,6 @@ from tvm_adaptive.values.cpu_features import CPU_FEATURES
 from tvm_adaptive.workers.environment import processor_flags
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-QUICK = TuneConfig(
-    search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
-    finish=FinishConfig(top_k=1, max_task_sec=0.5),
-    store="none",
-)
 HOST = Target({"kind": "llvm", "num-cores": 3})
 STRICT = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 # Of any program for Linux and of C++, as a bare Debian has them; ldd names the first two.
@@ -194,7 +189,6 @@ def write_model(path: Path) -> None:
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
     """A folder with a compiled example, and the model that it was made from."""
-    pytest.importorskip("onnxruntime")
     folder = tmp_path_factory.mktemp("native")
     write_model(folder / "net.onnx")
     tune(str(folder / "net.onnx"), work_dir=folder / "run", trials=8, seed=1, config=QUICK)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
 from tvm_adaptive.errors import WorkerTaskError
-from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.models.frontend import PEERS, READER_ENV
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning import peers
@@ -25,22 +25,9 @@ from tvm_adaptive.workers.pool import Outcome, WorkerPool
 INPUTS = [np.arange(6, dtype="float32").reshape(2, 3)]
 
 
-class Errors(NullJournal):
-    """Keeps what went wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.errors: list[str] = []
-
-    def write(self, event: str, **fields: Any) -> None:
-        if event == "error":
-            self.errors.append(f"{fields['where']}: {fields['message']}")
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
     make, kind = onnx.helper, onnx.TensorProto.FLOAT
     node = make.make_node("Add", ["x", "x"], ["y"])
     ends = [[make.make_tensor_value_info(name, kind, [2, 3])] for name in "xy"]
@@ -61,7 +48,7 @@ def test_the_frameworks_take_turns_with_the_library(
     path: Path, make_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "_ROUNDS", 3)
-    observer, journal = Notes(), Errors()
+    observer, journal = Notes(), MemoryJournal()
     session = make_session(DEFAULT.replace(peers="torch,ort"), observer=observer, journal=journal)
     turns = iter([0.25, 0.5, 1.0])
     rivals = Rivals(session, original_of(path), INPUTS, outputs_problem)
@@ -77,7 +64,7 @@ def test_the_frameworks_take_turns_with_the_library(
     assert timing.speedup == pytest.approx(sorted(ratios)[1])
     (note,) = observer.notes
     assert note.endswith("is not compared: it does not read .onnx files")
-    assert journal.errors[0].startswith("peer PyTorch")
+    assert journal.of("error")[0]["where"].startswith("peer PyTorch")
     assert not list(session.work_dir.iterdir())
 
 

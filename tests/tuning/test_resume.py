@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.tuning.observers import NoObserver, Notes
-from tests.tuning.runs import recorded_programs
-from tvm_adaptive import TuneConfig, tune, tune_tir
+from tests.tuning.runs import QUICK, recorded_programs
+from tvm_adaptive import tune, tune_tir
 from tvm_adaptive._tvm import IRModule, te_workload
 from tvm_adaptive.cli import main
 from tvm_adaptive.cli.display import Display
@@ -25,16 +26,22 @@ from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.tuning.budget import Budget
-from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
 from tvm_adaptive.tuning.session import RunOptions, open_session
 
-QUICK = TuneConfig(
-    search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
-    finish=FinishConfig(top_k=1, max_task_sec=0.5),
-    store="none",
-)
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TuneReport:
+    """Return the report of a run that has come to its end; it resumed one that was not there."""
+    folder = tmp_path_factory.mktemp("finished")
+    return tune("te:GMM", work_dir=folder, trials=4, seed=3, config=QUICK, resume=True)
+
+
+@pytest.fixture
+def work_dir(finished: TuneReport, tmp_path: Path) -> Path:
+    """Return a copy of the finished run, to write there."""
+    return Path(shutil.copytree(finished.work_dir, tmp_path / "run"))
 
 
 def attempts(work_dir: Path) -> list[list[dict[str, Any]]]:
@@ -111,30 +118,31 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert reported["seed"] != of_kind(before, "run")[0]["seed"]
 
 
+def test_resuming_nothing_begins(finished: TuneReport) -> None:
+    assert finished.n_trials == 4
+
+
 def test_a_finished_run_measures_nothing_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: TuneReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
     observer = Notes()
-    again = resume(tmp_path, observer=observer)
-    assert len(attempts(tmp_path)) == 1
+    again = resume(finished.work_dir, observer=observer)
+    assert len(attempts(finished.work_dir)) == 1
     assert "has come to its end" in observer.notes[0]
-    assert again == first
+    assert again == finished
     # A search that ended on a plateau goes on where that is wanted.
     given: list[RunOptions] = []
     monkeypatch.setattr(
         "tvm_adaptive.tuning.resume.run_named",
-        lambda options, _owner: given.append(options) or first,
+        lambda options, _owner: given.append(options) or finished,
     )
-    resume(tmp_path, use_all=True)
+    resume(finished.work_dir, use_all=True)
     assert [each.config.use_all for each in given] == [True]
 
 
-@pytest.mark.slow
-def test_a_report_survives_its_journal(tmp_path: Path) -> None:
-    report = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
-    assert TuneReport.from_fields(json.loads(json.dumps(report.as_fields()))) == report
-    fields = {**report.as_fields(), "comparison": None, "weighted_sec": None, "event": "report"}
+def test_a_report_survives_its_journal(finished: TuneReport) -> None:
+    assert TuneReport.from_fields(json.loads(json.dumps(finished.as_fields()))) == finished
+    fields = {**finished.as_fields(), "comparison": None, "weighted_sec": None, "event": "report"}
     assert math.isinf(TuneReport.from_fields(fields).weighted_sec)
 
 
@@ -208,40 +216,32 @@ def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_journal_that_does_not_say_where_and_what_goes_on_with_a_note(tmp_path: Path) -> None:
-    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
-    resaid(tmp_path, "run", device=None)
-    resaid(tmp_path, "model", content=None)
+def test_a_journal_that_does_not_say_where_and_what_goes_on_with_a_note(work_dir: Path) -> None:
+    resaid(work_dir, "run", device=None)
+    resaid(work_dir, "model", content=None)
     observer = Notes()
-    assert resume(tmp_path, trials=8, observer=observer).n_trials == 8
+    assert resume(work_dir, trials=8, observer=observer).n_trials == 8
     assert sum("the journal does not say" in note for note in observer.notes) == 2
-    assert len(recorded_programs(tmp_path)) == 8
+    assert len(recorded_programs(work_dir)) == 8
 
 
-def test_another_model_or_version_of_tvm_is_refused(tmp_path: Path) -> None:
-    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
-    journal = (tmp_path / "journal.jsonl").read_bytes()
+def test_another_model_or_version_of_tvm_is_refused(work_dir: Path) -> None:
+    journal = (work_dir / "journal.jsonl").read_bytes()
     with pytest.raises(OtherModelError, match="its operators, shapes or types changed"):
-        tune("te:C1D", work_dir=tmp_path, trials=8, config=QUICK, resume=True)
+        tune("te:C1D", work_dir=work_dir, trials=8, config=QUICK, resume=True)
     with pytest.raises(OtherModelError):
-        tune_tir(te_workload("C1D"), work_dir=tmp_path, trials=8, config=QUICK, resume=True)
-    assert (tmp_path / "journal.jsonl").read_bytes() == journal
-    resaid(tmp_path, "run", tvm="0.25.0")
+        tune_tir(te_workload("C1D"), work_dir=work_dir, trials=8, config=QUICK, resume=True)
+    assert (work_dir / "journal.jsonl").read_bytes() == journal
+    resaid(work_dir, "run", tvm="0.25.0")
     with pytest.raises(OtherMachineError, match=r"TVM 0\.25\.0, here 0\."):
-        resume(tmp_path, trials=8)
-
-
-def test_resuming_nothing_begins(tmp_path: Path) -> None:
-    report = tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK, resume=True)
-    assert report.n_trials == 4
+        resume(work_dir, trials=8)
 
 
 @pytest.mark.slow
-def test_without_its_own_store_a_run_still_goes_on(tmp_path: Path) -> None:
-    tune("te:GMM", work_dir=tmp_path, trials=4, seed=3, config=QUICK)
-    (tmp_path / RUN_STORE).write_bytes(b"no database at all, but long enough to be one" * 9)
+def test_without_its_own_store_a_run_still_goes_on(work_dir: Path) -> None:
+    (work_dir / RUN_STORE).write_bytes(b"no database at all, but long enough to be one" * 9)
     observer = Notes()
-    assert resume(tmp_path, trials=8, observer=observer).n_trials == 8
+    assert resume(work_dir, trials=8, observer=observer).n_trials == 8
     assert any("resumed without its cost model" in note for note in observer.notes)
 
 
