@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.models import networks
+from tests.models.networks import drawn
 from tests.models.test_in_place import ALL, N_HEADS, Build, assert_same_outputs, prepared_of
-from tests.models.test_pointwise import drawn, network_of_inputs
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit, vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
@@ -50,7 +51,7 @@ def network_of(
         x = emit(relax.op.matmul(emit(relax.op.nn.softmax(x)), v))
         return relax.op.multiply(x, relax.const(np.float32(2.0)))
 
-    return network_of_inputs(shapes, build)
+    return networks.network_of(shapes, build)
 
 
 def attended(q: Array, k: Array, v: Array, mask: Array | float, scale: float) -> Array:
@@ -165,7 +166,7 @@ def test_windows_with_biases_and_masks() -> None:
         x = emit(relax.op.matmul(emit(relax.op.nn.softmax(x)), v))
         return relax.op.multiply(x, relax.const(np.float32(2.0)))
 
-    network = network_of_inputs(shapes, build)
+    network = networks.network_of(shapes, build)
     assert not any("softmax" in name or "matmul" in name for name in names_of(network))
     given = inputs_of(network)
     added = given[3] + np.tile(given[4], (n_images, 1, 1))[:, None]
@@ -206,5 +207,5 @@ def test_weights_that_something_else_needs_stay() -> None:
         weights = emit(relax.op.nn.softmax(emit(relax.op.matmul(q, k))))
         return relax.Tuple([emit(relax.op.matmul(weights, v)), weights])
 
-    network = network_of_inputs(shapes, build)
+    network = networks.network_of(shapes, build)
     assert any("softmax" in name for name in names_of(network))

@@ -10,6 +10,7 @@ import pytest
 from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 
+from tests.models import networks
 from tvm_adaptive._tvm import IRModule, PassContext, data_of_constant, relax, tensor
 from tvm_adaptive.models.folding import fold
 
@@ -41,13 +42,8 @@ CASES = {
 
 
 def module_of(make: Any, *constants: Any) -> IRModule:
-    builder = relax.BlockBuilder()
-    with builder.function("main", []):
-        with builder.dataflow():
-            values = [relax.const(tensor(each)) for each in constants]
-            result = builder.emit_output(builder.emit(make(*values)))
-        builder.emit_func_output(result)
-    return builder.get()
+    values = [relax.const(tensor(each)) for each in constants]
+    return networks.module_of({}, lambda emit: emit(make(*values)))
 
 
 def result_of(mod: IRModule) -> Any:
@@ -106,14 +102,12 @@ def test_what_numpy_computes_otherwise_is_compiled(name: str) -> None:
 
 
 def test_fields_of_a_constant_tuple_are_constants() -> None:
-    builder = relax.BlockBuilder()
-    with builder.function("main", []):
-        with builder.dataflow():
-            parts = builder.emit(OP.split(relax.const(tensor(A)), 2, axis=1))
-            fields = [builder.emit(relax.TupleGetItem(parts, place)) for place in (0, 1)]
-            result = builder.emit_output(OP.add(*fields))
-        builder.emit_func_output(result)
-    np.testing.assert_array_equal(result_of(fold(builder.get())), A[:, :3] + A[:, 3:])
+    def build(emit: Any) -> Any:
+        parts = emit(OP.split(relax.const(tensor(A)), 2, axis=1))
+        return OP.add(*(emit(relax.TupleGetItem(parts, place)) for place in (0, 1)))
+
+    folded = fold(networks.module_of({}, build))
+    np.testing.assert_array_equal(result_of(folded), A[:, :3] + A[:, 3:])
 
 
 def test_what_is_large_and_cheap_is_computed_at_every_inference() -> None:
@@ -125,14 +119,10 @@ def test_what_is_large_and_cheap_is_computed_at_every_inference() -> None:
 
 
 def test_operations_on_inputs_are_not_lowered_to_find_those_on_constants() -> None:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            bias = builder.emit(OP.add(relax.const(tensor(A)), relax.const(tensor(B))))
-            result = builder.emit_output(OP.add(x, bias))
-        builder.emit_func_output(result)
-    mod = builder.get()
+    def build(emit: Any, x: Any) -> Any:
+        return OP.add(x, emit(OP.add(relax.const(tensor(A)), relax.const(tensor(B)))))
+
+    mod = networks.module_of({"x": (4, 6)}, build)
     with counting() as passes:
         folded = fold(mod)
     assert passes["FoldConstant"] == 0
@@ -141,13 +131,9 @@ def test_operations_on_inputs_are_not_lowered_to_find_those_on_constants() -> No
 
 
 def test_what_depends_on_an_input_stays() -> None:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            weight = builder.emit(OP.permute_dims(relax.const(tensor(A))))
-            result = builder.emit_output(OP.matmul(x, weight))
-        builder.emit_func_output(result)
-    script = fold(builder.get())["main"].script()
+    def build(emit: Any, x: Any) -> Any:
+        return OP.matmul(x, emit(OP.permute_dims(relax.const(tensor(A)))))
+
+    script = fold(networks.module_of({"x": (4, 6)}, build))["main"].script()
     assert "R.matmul" in script
     assert "R.permute_dims" not in script

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.models import networks
+from tests.models.networks import drawn
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
-from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.models import call_counts, compile_network, prepare, run_network
 from tvm_adaptive.models.whole_tiles import whole_rows
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -15,28 +17,21 @@ CPU = resolve_target("cpu")
 N_GROUPS = 3
 
 
-def drawn(shape, seed=1, dtype="float32"):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
 def network_of(shape, window, *, n_inputs=4, n_filters=8, constant=True, dtype="float32", **how):
     """Return a convolution of an image or a signal with channels first, and what follows."""
     convolve = relax.op.nn.conv1d if len(window) == 1 else relax.op.nn.conv2d
     shape = (shape[0], N_GROUPS * n_inputs, *shape[1:])
-    weight = drawn((N_GROUPS * n_filters, n_inputs, *window), dtype=dtype)
+    weight = drawn((N_GROUPS * n_filters, n_inputs, *window), 1, dtype)
     bias = drawn((1, N_GROUPS * n_filters, *(1 for _ in window)), 2, dtype)
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, dtype))
-    w = relax.Var("w", relax.TensorType(weight.shape, dtype))
-    with builder.function("main", [x] if constant else [x, w]):
-        with builder.dataflow():
-            kernel = relax.const(weight, dtype) if constant else w
-            y = builder.emit(convolve(x, kernel, groups=N_GROUPS, **how))
-            y = builder.emit(relax.op.add(y, relax.const(bias, dtype)))
-            y = builder.emit_output(relax.op.nn.relu(y))
-        builder.emit_func_output(y)
+
+    def build(emit, x, w=None):
+        kernel = relax.const(weight, dtype) if w is None else w
+        y = emit(convolve(x, kernel, groups=N_GROUPS, **how))
+        y = emit(relax.op.add(y, relax.const(bias, dtype)))
+        return relax.op.nn.relu(y)
+
     shapes = {"x": shape} if constant else {"x": shape, "w": weight.shape}
-    return Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, dtype))
+    return networks.network_of(shapes, build, dtype)
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.models import networks
+from tests.models.networks import drawn
 from tvm_adaptive import _tvm
-from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.models import call_counts, compile_network, prepare, run_network
 from tvm_adaptive.tuning.target import resolve_target
 
 FEW = resolve_target({"kind": "llvm", "mcpu": "znver3", "num-cores": 2})
 MANY = resolve_target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2})
 CPU = resolve_target("cpu")
-
-
-def drawn(shape, seed=1):
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
 def convolved(y, n_filters, size=1, groups=1, seed=1, **how):
@@ -27,18 +25,7 @@ def convolved(y, n_filters, size=1, groups=1, seed=1, **how):
 
 def network_of(shape, build):
     """Return a network of what is built, step by step, from an image with channels first."""
-    return network_of_inputs({"x": shape}, build)
-
-
-def network_of_inputs(shapes, build):
-    """Return a network of what is built, step by step, from inputs of float32."""
-    builder = relax.BlockBuilder()
-    inputs = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
-    with builder.function("main", inputs):
-        with builder.dataflow():
-            y = builder.emit_output(build(builder.emit, *inputs))
-        builder.emit_func_output(y)
-    return Network("net", builder.get(), {}, shapes, dict.fromkeys(shapes, "float32"))
+    return networks.network_of({"x": shape}, build)
 
 
 def only(**how):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tests.models import networks
+from tvm_adaptive.models import call_counts, compile_network, prepare, run_network
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")
@@ -15,14 +16,11 @@ CPU = resolve_target("cpu")
 def network_of(shape, **how):
     """Return maxima of what a convolution, which gives pooling its layout, leaves as it is."""
     unit = np.eye(shape[1], dtype="float32").reshape((shape[1], shape[1], 1, 1))
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit(relax.op.nn.conv2d(x, relax.const(unit)))
-            y = builder.emit_output(relax.op.nn.max_pool2d(y, **how))
-        builder.emit_func_output(y)
-    return Network("net", builder.get(), {}, {"x": shape}, {"x": "float32"})
+
+    def build(emit, x):
+        return relax.op.nn.max_pool2d(emit(relax.op.nn.conv2d(x, relax.const(unit))), **how)
+
+    return networks.network_of({"x": shape}, build)
 
 
 def branches_in(prepared):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.models.networks import network_of
 from tvm_adaptive._tvm import VirtualMachine
 from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError
 from tvm_adaptive.models import (
-    Network,
     compile_network,
     export,
     outputs_agree,
@@ -87,13 +87,8 @@ def test_a_library_is_loaded_once_as_tvm_never_lets_go_of_it(case, tmp_path):
 
 def adding(addend):
     """Return a network that adds a number to a vector."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4,), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(relax.op.add(x, relax.const(addend, "float32")))
-        builder.emit_func_output(y)
-    return Network("net", builder.get(), {}, {"x": (4,)}, {"x": "float32"})
+    number = relax.const(addend, "float32")
+    return network_of({"x": (4,)}, lambda _emit, x: relax.op.add(x, number))
 
 
 def test_a_library_that_takes_anothers_place_is_the_one_that_runs(case, tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from tvm import relax, tirx
 from tvm.ir import save_json
 
+from tests.models.networks import module_of
+from tests.tuning.observers import Notes
 from tvm_adaptive.errors import ImportMismatchError, InvalidOptionError
 from tvm_adaptive.models import prepare, transformer
 from tvm_adaptive.models.frontend import load, network_of_imported, slug
@@ -79,14 +81,8 @@ def test_names_for_files(text, name):
 
 def dynamic():
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((n, m), "float32"))
-    y = relax.Var("y", relax.TensorType((m, n * 2), "float32"))
-    with builder.function("main", [x, y]):
-        with builder.dataflow():
-            out = builder.emit_output(builder.emit(relax.op.matmul(x, y)))
-        builder.emit_func_output(out)
-    return builder.get()
+    shapes = {"x": (n, m), "y": (m, n * 2)}
+    return module_of(shapes, lambda emit, x, y: emit(relax.op.matmul(x, y)))
 
 
 def test_one_symbol_fixes_every_input_that_has_it():
@@ -111,20 +107,6 @@ def test_shapes_that_contradict(shapes, text):
 
 def test_the_empty_name_is_the_only_input():
     assert by_name({"": [2]}, ["x"], "net") == {"x": (2,)}
-
-
-class Notes:
-    def __init__(self):
-        self.notes = []
-
-    def stage(self, name):
-        pass
-
-    def round(self, progress, budget):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def judged(run, tmp_path, observer, small=None):
@@ -155,14 +137,9 @@ def test_a_model_that_was_imported_wrongly_is_not_tuned(tmp_path):
 
 
 def test_an_original_may_be_wrong_by_a_rounding_next_to_zero(tmp_path):
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((3, 4), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            moved = relax.op.subtract(x, relax.const(17.0, "float32"))
-            y = builder.emit_output(relax.op.sigmoid(moved))
-        builder.emit_func_output(y)
-    faint = network_of_imported("net", builder.get(), {})
+    far = relax.const(17.0, "float32")
+    mod = module_of({"x": (3, 4)}, lambda _, x: relax.op.sigmoid(relax.op.subtract(x, far)))
+    faint = network_of_imported("net", mod, {})
 
     def run(inputs, error):
         return [1 / (1 + np.exp(17.0 - inputs[0])) + np.float32(error)]
@@ -173,13 +150,9 @@ def test_an_original_may_be_wrong_by_a_rounding_next_to_zero(tmp_path):
 
 
 def test_small_outputs_of_their_own_scale_are_compared_in_that_scale(tmp_path):
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((3, 4), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_output(relax.op.multiply(x, relax.const(1e-8, "float32")))
-        builder.emit_func_output(y)
-    faint = network_of_imported("net", builder.get(), {})
+    small = relax.const(1e-8, "float32")
+    mod = module_of({"x": (3, 4)}, lambda _, x: relax.op.multiply(x, small))
+    faint = network_of_imported("net", mod, {})
     judged(lambda inputs: [inputs[0] * np.float32(1e-8)], tmp_path / "same", Notes(), faint)
     with pytest.raises(ImportMismatchError, match=r"output 0: \d+ of 12 values are wrong"):
         judged(lambda inputs: [inputs[0] * np.float32(2e-8)], tmp_path / "twice", Notes(), faint)
