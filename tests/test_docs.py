@@ -96,8 +96,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_block_of_code_runs(text: str, folder: Path, monkeypatch: Any) -> None:
     if "import torch" in text:
         pytest.importorskip("torch")
-    if "NotebookView" in text:
-        pytest.importorskip("IPython")
     monkeypatch.chdir(folder)
     page = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", page)  # dataclasses look for their module
@@ -125,7 +123,6 @@ def test_bash_reads_what_is_shown(text: str) -> None:
 @pytest.mark.usefixtures("torch_for_commands")
 def test_the_pages_work_from_top_to_bottom(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("plotly")
     monkeypatch.setenv("PYTHON", sys.executable)
     for name in WALK:
         if name == "cpp" and shutil.which("cmake") is None:
@@ -213,7 +210,6 @@ def test_the_programs_of_tvm_exist() -> None:
 
 
 def test_the_page_on_the_report_has_all_its_sections() -> None:
-    pytest.importorskip("plotly")
     titles = re.findall(r"<h2[^>]*>(.+?)</h2>", report_page([read_demo()]))
     assert len(titles) >= 10
     assert [each for each in map(html.unescape, titles) if each not in text_of("report")] == []

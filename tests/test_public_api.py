@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import importlib
 from importlib import metadata
+
+import pytest
 
 import tvm_adaptive
 
@@ -41,3 +44,11 @@ def test_the_version_is_the_installed_one() -> None:
 
 def test_the_names_are_listed_for_completion() -> None:
     assert set(dir(tvm_adaptive)) >= PUBLIC
+
+
+@pytest.mark.parametrize(
+    "package", ["IPython", "onnx", "onnxruntime", "onnxscript", "plotly", "psycopg"]
+)
+def test_what_the_extra_test_installs_can_be_imported(package: str) -> None:
+    """Else most tests of models and reports would be skipped, and nobody would notice."""
+    importlib.import_module(package)

@@ -58,7 +58,6 @@ def _first_block(mod: IRModule) -> str:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """Start a server of our own on a socket in a new folder; skip where there is none."""
-    pytest.importorskip("psycopg")
     initdb = shutil.which("initdb") or next(
         # Where Debian has it, beside others of its versions.
         (str(path) for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")),

@@ -106,7 +106,6 @@ def test_a_connection_that_the_server_has_ended_is_made_anew(server: str) -> Non
 
 @pytest.mark.usefixtures("hurried")
 def test_a_server_that_accepts_and_never_answers_is_an_error() -> None:
-    pytest.importorskip("psycopg")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         start_sec = time.monotonic()

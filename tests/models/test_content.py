@@ -38,7 +38,6 @@ def saved(path: Path, value: float) -> None:
 
 
 def test_weights_outside_an_onnx_file_are_part_of_it(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
     path = tmp_path / "net.onnx"
     saved(path, 1.0)
     first = named_source(str(path), load(str(path)), None)

@@ -210,7 +210,6 @@ def test_a_notebook_keeps_one_cell_up_to_date() -> None:
 
 
 def test_in_ipython_the_cell_is_an_output() -> None:
-    pytest.importorskip("IPython")
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
 

@@ -112,7 +112,6 @@ def test_a_report_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_kept_run_is_shown(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     out = tmp_path / "report.html"
     assert main(["report", "--demo", "--out", str(out)]) == 0
     text = out.read_text()
@@ -163,7 +162,6 @@ addEventListener("load", () => {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_twenty_thousand_trials_open_at_once_and_can_be_searched(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     write_long_run(tmp_path)
     assert len(read_run(tmp_path).trials) == N_TRIALS
     out = tmp_path / "report.html"

@@ -22,7 +22,6 @@ from tvm_adaptive.tuning.target import resolve_target
 @pytest.fixture
 def check(onnx, tmp_path: Path, check_import):
     """Write a graph, import it, and compare it with ONNX Runtime."""
-    pytest.importorskip("onnxruntime")
 
     def run(nodes, inputs, weights, outputs=("y",), opset=17):
         make, kinds = onnx.helper, onnx.TensorProto

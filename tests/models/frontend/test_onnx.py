@@ -20,7 +20,6 @@ ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_imported_network_computes_what_onnx_runtime_computes(name, onnx_file, check_import):
-    pytest.importorskip("onnxruntime")
     network = load(str(onnx_file(name)))
     assert network.name == name
     assert network.original.framework.startswith("ONNX Runtime")
@@ -34,7 +33,6 @@ def test_inputs_keep_their_names_and_types(onnx_file):
 
 @pytest.mark.parametrize(("name", "key"), [("resnet", "image"), ("mobilenet", "")])
 def test_a_dynamic_shape_is_fixed_by_an_option(name, key, onnx_file, check_import):
-    pytest.importorskip("onnxruntime")
     path = str(onnx_file(name, batch="n"))
     with pytest.raises(InvalidOptionError, match="--input-shape image=1x3x32x32"):
         load(path)
@@ -104,7 +102,6 @@ def test_without_onnx_the_message_says_what_to_install(onnx_file, monkeypatch):
 
 
 def test_the_command_tunes_a_file(onnx, tmp_path, capsys):
-    pytest.importorskip("onnxruntime")
     data = Path(onnx.__file__).parent / "backend/test/data/pytorch-converted/test_Conv2d"
     model = onnx.load(str(data / "model.onnx"))
     (image,) = (each for each in model.graph.input if each.name == "0")

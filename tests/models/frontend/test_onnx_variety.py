@@ -16,7 +16,6 @@ from tvm_adaptive.models.frontend import load
 from tvm_adaptive.tuning.target import resolve_target
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
 make, kinds = onnx.helper, onnx.TensorProto
 RNG = np.random.default_rng(0)
 Check = Callable[..., Any]

@@ -286,7 +286,6 @@ def test_weights_of_any_type_come_back(dtype: str, tmp_path: Path) -> None:
 def test_weights_beside_an_onnx_file_are_read_and_run(
     onnx: Any, onnx_models: Any, tmp_path: Path, check_import: Any
 ) -> None:
-    pytest.importorskip("onnxruntime")
     path = tmp_path / "net.onnx"
     options = {"save_as_external_data": True, "size_threshold": 0, "location": "net.bin"}
     onnx.save(onnx_models["resnet"](onnx), str(path), **options)
@@ -295,7 +294,6 @@ def test_weights_beside_an_onnx_file_are_read_and_run(
 
 
 def test_what_onnx_runtime_cannot_run_is_an_error_that_says_so(onnx_file: Any) -> None:
-    pytest.importorskip("onnxruntime")
     path = onnx_file("resnet")
     network: Any = load(str(path))
     path.unlink()

@@ -410,7 +410,6 @@ PUBLISHED = """
 )
 def test_published_models(name, package, counts, in_factory_dir, check_import):
     pytest.importorskip(package)
-    pytest.importorskip("onnxscript")
     (in_factory_dir / "my_models.py").write_text(textwrap.dedent(PUBLISHED))
     network = load(f"my_models:{name}")
     assert (len(network.input_shapes), len(check_import(network))) == counts
@@ -418,7 +417,6 @@ def test_published_models(name, package, counts, in_factory_dir, check_import):
 
 @pytest.mark.usefixtures("in_factory_dir")
 def test_what_cannot_be_exported_is_traced(check_import):
-    pytest.importorskip("onnx")
     network = load("my_models:numpy")
     assert list(network.input_shapes) == ["x", "more_y"]
     check_import(network)
