@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import pytest
@@ -15,6 +15,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.database import TuningRecord
+from tvm.s_tir.meta_schedule.runner import RPCConfig
 from tvm.target import Target
 
 from tvm_adaptive.builder import PersistentBuilder
@@ -41,6 +42,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
+from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.workers import pool as pools
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
@@ -515,6 +517,34 @@ def test_a_device_that_is_lost_costs_no_winner(
     else:
         assert report.winner is None
         assert "the farm has gone" in report.unchecked
+
+
+class SlowLink(LeasingPool):
+    """Takes fifty seconds for each task."""
+
+    limits_sec: ClassVar[list[float]] = []
+
+    def map(self, function: Any, tasks: Any, timeout_sec: float) -> list[Outcome]:
+        self.limits_sec.append(timeout_sec)
+        return [Outcome(worker.KernelCheck(), elapsed_sec=50.0) for _ in tasks]
+
+
+def test_a_check_over_a_slow_link_may_take_as_long_as_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = worker.Kernel("kernel.tar", "cpu", (("float32", (1,)),))
+    monkeypatch.setattr(verifier.Verifier, "_kernels", lambda _, mods: [(kernel, "")] * len(mods))
+    pool = SlowLink(RPCConfig("nowhere", 1, "board", 1, 5))
+    nothing: Any = None
+    options = PlayoffOptions(timeout_sec=20.0)
+    database, mod = database_of({GOOD: [1e-9]})
+    (found,) = sane_records(database, mod, LLVM)
+    entry = verifier.Entry(Finalist(found, 1e-9), found.workload.mod, kernel, kernel)
+    with contextlib.closing(verifier.Verifier(LLVM, nothing, pool, options)) as checks:
+        assert checks.prepare_reference(mod) == ""
+        checks.check([entry])
+    assert pool.limits_sec == [120.0, 100.0]
+    assert entry.is_checked
 
 
 def test_one_interrupted_run_does_not_choose_the_number_of_runs(

@@ -55,6 +55,17 @@ def test_one_fault_is_forgiven(pool):
     assert pool.avoided() == frozenset()
 
 
+def test_a_device_that_has_measured_nothing_is_suspected_while_there_are_others(pool, clock):
+    pool.note_success(B)
+    assert not pool.suspect(B)
+    assert pool.suspect(A)
+    assert pool.avoided() == {A}
+    clock.now += 30.0
+    assert pool.avoided() == frozenset()
+    pool.present = [A]
+    assert not pool.suspect(A)
+
+
 def test_too_many_faults_in_a_row_give_rest_that_ends(pool, clock, events):
     fail(pool, A, RULES.max_faults)
     assert pool.avoided() == {A}

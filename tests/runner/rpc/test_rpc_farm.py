@@ -84,6 +84,15 @@ def fail_always(artifact_path: str, device_type: str, args_info: Any, options: A
     raise RuntimeError("a bad kernel")
 
 
+def fail_on_first(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
+    from tvm_adaptive.runner.rpc import lease
+
+    if lease._Lease.offer is not None and lease._Lease.offer[1] == 1:
+        raise RuntimeError("no linker")
+    time.sleep(0.05)
+    return measure(artifact_path, device_type, args_info, options)
+
+
 def fill_disk(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -223,6 +232,14 @@ def test_a_device_is_given_back_after_a_candidate_that_fails(farm: Farm, monkeyp
     assert "a bad kernel" in str(result.error_msg)
     assert not is_machine_failure(result.error_msg)
     assert (farm.folder / "released").read_text() == "farm:1\n"
+
+
+def test_a_device_that_can_run_nothing_costs_no_candidate(farm: Farm) -> None:
+    farm.set(farm_1=1.0, farm_2=1.0)
+    runner = farm.runner(measure=fail_on_first, max_workers=2)
+    assert seconds(farm.measure(runner, 6)) == pytest.approx([1.0 + n for n in range(6)])
+    events = [event for event in farm.events("board") if event["address"] == FAST]
+    assert "no linker" in events[0]["reason"]
 
 
 def test_a_device_without_disk_space_says_nothing_of_a_candidate(farm: Farm) -> None:

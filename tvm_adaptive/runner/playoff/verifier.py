@@ -92,6 +92,7 @@ class Verifier:
         self._seen: set[int] = set()  # modules
         self._reference = str(self._folder.path / "reference")
         self._rtol = 0.0
+        self._call_sec = options.timeout_sec
         self._untuned: Kernel | None = None  # until its neighbours are known
         self._no_neighbours = ""  # why they are not
         # A device that has lost its power looks like a kernel that hangs, until another one
@@ -123,6 +124,9 @@ class Verifier:
             self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], longest_sums(mod))
             task = (kernel, self.options.seed, self._reference)
             outcome = self._call(run_reference, task, self.options.reference_timeout_sec)
+            if isinstance(self._pool, LeasingPool):
+                # A slow link: a check sends and fetches as much.
+                self._call_sec = max(self._call_sec, 2.0 * outcome.elapsed_sec)
         except (NoDeviceError, OutOfTimeError):
             raise
         except Exception as error:  # e.g. a type that numpy does not know
@@ -258,7 +262,7 @@ class Verifier:
         self, function: Callable[..., Any], task: tuple[Any, ...], timeout_sec: float | None = None
     ) -> Outcome:
         """Call a function in the worker."""
-        deadline_sec = self.options.timeout_sec if timeout_sec is None else timeout_sec
+        deadline_sec = self._call_sec if timeout_sec is None else timeout_sec
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(min(_RETRY_PAUSE_SEC, self.left_sec()))

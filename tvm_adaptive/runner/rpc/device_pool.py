@@ -10,6 +10,10 @@ from typing import Any
 
 from tvm_adaptive.values.trial import Timing
 
+# Rest of a device that may be unfit: the others' leases end meanwhile, and one of them takes the
+# candidate that failed.
+_SUSPECTED_SEC = 20.0
+
 
 @dataclasses.dataclass(frozen=True)
 class BoardRules:
@@ -69,6 +73,14 @@ class DevicePool:
         if self.present and avoided >= set(self.present):
             avoided.discard(min(self.present, key=free_at_sec.__getitem__))
         return frozenset(avoided)
+
+    def suspect(self, address: str) -> bool:
+        """Say whether a failure may be the device's own; then it rests, and another is to try."""
+        device = self.device(address)
+        if device.n_timings or len(self.present) <= 1:
+            return False
+        device.free_at_sec = max(device.free_at_sec, self._clock() + _SUSPECTED_SEC)
+        return True
 
     def note_success(self, address: str) -> None:
         """Note that a device has measured a candidate, which ends its series of faults."""

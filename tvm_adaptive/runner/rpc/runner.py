@@ -63,8 +63,8 @@ class AdaptiveRPCRunner(QueueingRunner):
     that dies or a kernel that hangs gives error results. Queueing for a device does not
     count as measuring.
 
-    A candidate whose device is lost is measured on another; a device that fails repeatedly
-    is quarantined. Devices are of one kind and may differ in speed: the first candidate
+    A candidate whose device is lost, or has measured nothing yet, is measured on another; a
+    device that fails repeatedly is quarantined. Devices are of one kind and may differ in speed: the first candidate
     that succeeds is timed on each of them, and times are given for the first device.
 
     Parameters not described here are those of :class:`~tvm_adaptive.AdaptiveRunner`.
@@ -239,7 +239,10 @@ class AdaptiveRPCRunner(QueueingRunner):
                     yield from self._release()
                     raise MachineError(timing.machine_failure)
                 failure = WorkerTaskError(timing.traceback)
-                self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
+                if self._devices.suspect(address):  # e.g. it has no linker
+                    self._move(address, job, failure)
+                else:
+                    self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
                 yield from self._release()
                 return False
             if isinstance(timing, Timing):
@@ -262,7 +265,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         return True
 
     def _move(self, address: str, job: CandidateJob, error: WorkerError) -> None:
-        """Queue a candidate again whose device was lost, or give it up after another."""
+        """Queue a candidate again that its device has failed, or give it up after another."""
         if len(job.task.lost_on) < MAX_MOVES:
             job.task.lost_on.append((address, summary_line(error)))
             self._dispatcher.put_back(job)
