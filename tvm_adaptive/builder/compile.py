@@ -32,10 +32,6 @@ LIBRARY_NAME = "candidate.so"
 _LINK_TIMEOUT_SEC = 60.0
 
 
-def warm_up() -> None:
-    """Do nothing; the import of this function is the worker's warm-up."""
-
-
 @dataclasses.dataclass(frozen=True)
 class CompileTask:
     """A compilation as values that can be pickled."""

@@ -21,7 +21,7 @@ from tvm_adaptive._tvm import (
     save_json,
     save_param_dict,
 )
-from tvm_adaptive.builder.compile import BuildFunction, CompileTask, compile_candidate, warm_up
+from tvm_adaptive.builder.compile import BuildFunction, CompileTask, compile_candidate
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     MachineError,
@@ -142,7 +142,6 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         self._root = self._scratch.path if artifact_dir is None else artifact_dir
         self._pool = WorkerPool(
             max_workers,
-            setup=warm_up,
             max_uses=max_uses,
             server=server,
             modules=_WORKER_MODULES,
