@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from tvm_adaptive._tvm import (
     TVM_VERSION,
     Database,
     IRModule,
+    RPCConfig,
     Schedule,
     Target,
     TuningRecord,
@@ -128,6 +130,17 @@ def tuned(network: Network, session: Session) -> tuple[Any, Database]:
     mod = extract(prepared, session.target)[0].dispatched[0]
     copy_record(make_record(mod, session.target, 1e-3), database)
     return prepared, database
+
+
+def on_farm(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Return a session whose devices link what they run; here, that only copies it."""
+
+    def local_pool(_cores: int, server: Any, _farm: Any, **_options: Any) -> WorkerPool:
+        return WorkerPool(1, server=server)
+
+    monkeypatch.setattr(library_check, "finalist_pool", local_pool)
+    monkeypatch.setattr(library_check, "save_linked", shutil.copyfile)
+    return dataclasses.replace(session, farm=RPCConfig("nowhere", 1, "board", 1, 5))
 
 
 def shorts(folder: Path) -> list[str]:
@@ -473,12 +486,19 @@ def test_an_untuned_network_that_nobody_would_run_is_no_reference(
     assert observer.notes[0].startswith("peers are left out")
 
 
-@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize(
+    ("is_refused", "is_far"), [(False, False), (True, False), (False, True), (True, True)]
+)
 def test_without_time_the_library_of_the_attempt_before_stays(
-    tmp_path: Path, network: Network, is_refused: bool
+    tmp_path: Path,
+    network: Network,
+    is_refused: bool,
+    is_far: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    with session_in(tmp_path, Budget(1000.0, clock)) as session:
+    with session_in(tmp_path, Budget(1000.0, clock)) as here:
+        session = on_farm(here, monkeypatch) if is_far else here
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
@@ -486,8 +506,10 @@ def test_without_time_the_library_of_the_attempt_before_stays(
         fields = {"comparison": {"agree": True}, "coverage": "one of all", "interrupted": False}
         session.journal.write("report", **fields)
     assert check.library is not None
+    assert check.library.suffix == ".so"
     before = check.library.read_bytes()
-    with session_in(tmp_path, Budget(1000.0, clock), resume=True) as session:
+    with session_in(tmp_path, Budget(1000.0, clock), resume=True) as here:
+        session = on_farm(here, monkeypatch) if is_far else here
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()

@@ -6,7 +6,6 @@ Both compile and run in worker processes, so that a crash or a hang does not end
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from tvm_adaptive.models import largest_difference
 from tvm_adaptive.models.compare_calls import call_problem
 from tvm_adaptive.models.compile import Coverage, device_kind, export_function, schedule_tir
 from tvm_adaptive.models.run import try_function
+from tvm_adaptive.runner.playoff.playoff import finalist_pool
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.budget import EndCosts
 from tvm_adaptive.tuning.build_check import tolerances
@@ -38,8 +38,7 @@ from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.values.trace_json import without_flags
-from tvm_adaptive.workers.cores import thread_env
-from tvm_adaptive.workers.device_session import save_linked, use_device
+from tvm_adaptive.workers.device_session import save_linked
 from tvm_adaptive.workers.pool import WorkerPool
 
 if TYPE_CHECKING:  # in typing from Python 3.11 on
@@ -87,23 +86,11 @@ class LibraryCheck:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        index = context.config.measure.device_indices[0]
         # Runs libraries, on this machine or on the farm.
-        self._pool = (
-            WorkerPool(
-                1,
-                setup=functools.partial(use_device, index),
-                env=thread_env(n_cores_of(context.target)),
-                server=context.server,
-                # After a fault, CUDA fails for the rest of a process.
-                replace_after_error=True,
-            )
-            if context.farm is None
-            else LeasingPool(
-                context.farm,
-                server=context.server,
-                time_left=lambda: context.budget.left_sec,
-            )
+        self._pool = finalist_pool(
+            *(n_cores_of(context.target), context.server, context.farm),
+            time_left=lambda: context.budget.left_sec,
+            device_index=context.config.measure.device_indices[0],
         )
         # Compiles tuned code: TVM's passes cannot be interrupted in this process.
         self._compiler = WorkerPool(1, server=context.server)
@@ -238,12 +225,13 @@ class LibraryCheck:
     def _linked(self, path: Path) -> Path:
         """Return a library that was run in the form to keep; a farm's device links it."""
         library = path.with_suffix(".so")
-        if library != path:
-            library.unlink(missing_ok=True)
-            self._run(save_linked, (str(path), str(library)), path)
-            if not library.is_file():
-                return path
-            path.unlink()
+        if library == path or not path.is_file():  # an earlier attempt has linked it
+            return library
+        library.unlink(missing_ok=True)
+        self._run(save_linked, (str(path), str(library)), path)
+        if not library.is_file():
+            return path
+        path.unlink()
         return library
 
 

@@ -107,6 +107,8 @@ class NetworkCheck(LibraryCheck):
         self._load_sec = _LOAD_SEC
         # Names of networks do not begin with a dot.
         self._path = context.work_dir / f"{slug(network.name)}{self._suffix}"
+        # Where the result may be: a farm's device links what was compiled.
+        self._results = (self._path, self._path.with_suffix(".so"))
         # Under a name of its own until each function in it is checked.
         self._unchecked = context.work_dir / f".unchecked{self._suffix}"
         self._compiled: frozenset[str] = frozenset()  # the records in it
@@ -128,7 +130,8 @@ class NetworkCheck(LibraryCheck):
         self._prepared = dataclasses.replace(self._prepared, alternatives=None)
         self._steps = {}
         self._compiled, self.library = frozenset(), None
-        self._path.unlink(missing_ok=True)  # its outputs disagree
+        for path in self._results:  # its outputs disagree
+            path.unlink(missing_ok=True)
 
     @property
     def _later_run_sec(self) -> float:
@@ -393,7 +396,7 @@ class NetworkCheck(LibraryCheck):
     def _earlier_coverage(self) -> str | None:
         """Return what is tuned in an earlier library that stays; None if none does."""
         context = self._context
-        if not self._path.is_file():
+        if not any(path.is_file() for path in self._results):
             return None
         if not isinstance(context, Session):  # without a new one, apply ends with an error
             return self.coverage

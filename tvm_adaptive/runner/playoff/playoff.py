@@ -123,11 +123,12 @@ def finalist_pool(
     *,
     device_index: int = 0,
 ) -> WorkerPool:
-    """Return the worker for play-offs; one can serve all tasks of a run."""
+    """Return the worker that runs kernels and libraries; one can serve all tasks of a run."""
     if farm is not None:
         return LeasingPool(farm, server=server, time_left=time_left)
     setup = functools.partial(use_device, device_index)
     env = thread_env(n_threads)
+    # After a fault, CUDA fails for the rest of a process.
     return WorkerPool(1, setup=setup, replace_after_error=True, env=env, server=server)
 
 

@@ -64,8 +64,9 @@ class AdaptiveRPCRunner(QueueingRunner):
     count as measuring.
 
     A candidate whose device is lost, or has measured nothing yet, is measured on another; a
-    device that fails repeatedly is quarantined. Devices are of one kind and may differ in speed: the first candidate
-    that succeeds is timed on each of them, and times are given for the first device.
+    device that fails repeatedly is quarantined. Devices are of one kind and may differ in
+    speed: the first candidate that succeeds is timed on each of them, and times are given for
+    the first device.
 
     Parameters not described here are those of :class:`~tvm_adaptive.AdaptiveRunner`.
 
