@@ -29,6 +29,7 @@ from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
+from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.target import resolve_target
 
 FACTORY = """
@@ -157,6 +158,21 @@ def test_a_record_that_was_half_written_is_checked_anew(run, tmp_path, monkeypat
     assert applied.comparison.agree
     assert not applied.coverage.startswith("0 of")
     assert path.read_text() == torn
+
+
+def test_play_offs_find_the_device_of_a_farm_free(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run)
+    steps = []
+
+    def note(owner, name, *, then=None):
+        monkeypatch.setattr(owner, name, lambda *_, **__: steps.append(name) or then)
+
+    note(NetworkCheck, "measure_untuned")
+    note(NetworkCheck, "release_device")
+    note(deploy, "checked_database", then=memory_database())
+    with pytest.raises(InvalidOptionError, match="passed its check"):
+        apply("run", out_dir=tmp_path)
+    assert steps == ["measure_untuned", "release_device", "checked_database"]
 
 
 def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatch, capsys):

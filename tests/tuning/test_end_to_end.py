@@ -529,6 +529,23 @@ def test_without_time_the_library_of_the_attempt_before_stays(
     assert (check.coverage == "one of all") == (not is_refused)
 
 
+def test_latencies_of_two_devices_are_not_compared(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session_in(tmp_path, Budget()) as here:
+        session = on_farm(here, monkeypatch)
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            assert check._before is not None
+            check._before = dataclasses.replace(check._before, device="farm:1")
+            comparison = check.measure_tuned(database)
+    assert comparison is not None
+    assert comparison.agree
+    assert math.isinf(comparison.before_sec)
+    assert math.isfinite(comparison.after_sec)
+
+
 def test_a_sample_of_one_number_does_not_check_functions(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,9 +581,26 @@ def test_single_functions_are_compared_as_in_play_offs(tmp_path: Path) -> None:
         agreed = check._compare([before], [Measurement([values], 1e-3)])
         assert agreed is not None
         assert agreed.agree
+        assert (agreed.before_sec, agreed.after_sec) == (2e-3, 1e-3)
+        elsewhere = check._compare([before], [Measurement([values], 1e-3, "farm:2")])
+        assert elsewhere is not None
+        assert elsewhere.agree
+        assert (elsewhere.before_sec, elsewhere.after_sec) == (math.inf, 1e-3)
         differs = check._compare([before], [wrong])
         assert differs is not None
         assert differs.problem.startswith("main: ")
+
+
+def test_other_play_offs_of_direct_forms_find_the_device_of_a_farm_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session_in(tmp_path, Budget()) as session:
+        check = OperatorCheck(session, [])
+        check.uses_forms = True
+        released: list[bool] = []
+        monkeypatch.setattr(check, "release_device", lambda: released.append(check.is_direct))
+        assert check.gives_up_forms(Comparison(1.0, 1.0, 1.0, 1.0, agree=False))
+    assert released == [True]
 
 
 @pytest.mark.parametrize("is_timed", [True, False])

@@ -268,6 +268,7 @@ def _compiled(
                 "it first, with the same layout and target."
             )
         check.measure_untuned()
+        check.release_device()
         database = checked_database(context, finalists, check)
         if tasks and not database.get_all_tuning_records():
             raise _nothing_passed(context, model)  # and the library of an earlier call stays

@@ -66,6 +66,7 @@ class Measurement:
 
     outputs: list[Any]
     latency_sec: float
+    device: str = ""  # of a farm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +121,11 @@ class LibraryCheck:
         return len(self.covered.tuned)
 
     @property
+    def _device(self) -> str:
+        """The device of a farm that the last library ran on."""
+        return self._pool.address if isinstance(self._pool, LeasingPool) else ""
+
+    @property
     def _later_run_sec(self) -> float:
         """Seconds that running the tuned code takes."""
         return self._run_sec
@@ -141,6 +147,7 @@ class LibraryCheck:
         )
         self._context.journal.write("error", where="forms", message=comparison.problem)
         self.without_forms()
+        self.release_device()  # the play-offs that follow need it
         return True
 
     def without_forms(self) -> None:
@@ -148,7 +155,7 @@ class LibraryCheck:
         self.is_direct = True
 
     def release_device(self) -> None:
-        """Give a farm's device back, which the search needs."""
+        """Give a farm's device back, which the search and play-offs need."""
         if isinstance(self._pool, LeasingPool):
             self._pool.release()
 
@@ -183,6 +190,12 @@ class LibraryCheck:
         else:
             self._report_failure(path, outcome.error)
         return None
+
+    def _comparable_sec(self, before: Measurement | None) -> float:
+        """Return a latency; infinite if the last library ran on another device."""
+        if before is None or before.device != self._device:
+            return math.inf
+        return before.latency_sec
 
     def _compile_tuned(self, export: Callable[..., Any], task: tuple[Any, ...]) -> None:
         """Compile in a worker, as long as budget and overtime last."""
@@ -320,7 +333,7 @@ class OperatorCheck(LibraryCheck):
         args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
         job = (str(path), args, device_kind(self._context.target), self._context.seed)
         found = self._run(try_function, job, path, most_sec)
-        return None if found is None else Measurement(*found)
+        return None if found is None else Measurement(*found, self._device)
 
     def _compare(
         self, before: Sequence[Measurement | None], after: Sequence[Measurement | None]
@@ -343,8 +356,9 @@ class OperatorCheck(LibraryCheck):
         if not is_whole and not problem:
             return None
         differences = [largest_difference(new.outputs, old.outputs) for old, new in pairs.values()]
+        is_fair = is_whole and all(old.device == new.device for old, new in pairs.values())
         comparison = Comparison(
-            before_sec=sum(old.latency_sec for old, _ in pairs.values()) if is_whole else math.inf,
+            before_sec=sum(old.latency_sec for old, _ in pairs.values()) if is_fair else math.inf,
             after_sec=sum(new.latency_sec for _, new in pairs.values()) if is_whole else math.inf,
             max_abs=max(difference.max_abs for difference in differences),
             max_rel=max(difference.max_rel for difference in differences),

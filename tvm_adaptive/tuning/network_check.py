@@ -315,7 +315,7 @@ class NetworkCheck(LibraryCheck):
         outputs, latency_sec = found
         # The worker has also started TVM, and the network has run once more to be timed.
         self._load_sec = max(0.0, time.perf_counter() - start_sec - latency_sec)
-        return Measurement(outputs, latency_sec if latency_sec > 0 else math.nan)
+        return Measurement(outputs, latency_sec if latency_sec > 0 else math.nan, self._device)
 
     def _report_slow(self, most_sec: float) -> None:
         text = f"untuned, an inference takes more than {most_sec:.0f} s"
@@ -427,7 +427,7 @@ class NetworkCheck(LibraryCheck):
         original = self._original if self._has_rivals else None
         rivals = Rivals(self._context, original, self._inputs, self._problem_beside_framework)
         secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
-        framework, before_sec = "", math.inf if self._before is None else self._before.latency_sec
+        framework, before_sec = "", self._comparable_sec(self._before)
         expected = None if self._before is None else self._before.outputs
         if self._original is not None and self._expected is not None:
             framework, expected = self._original.framework, self._expected
