@@ -51,6 +51,9 @@ def test_a_target_that_names_no_processor_means_this_one(spec):
 def test_a_farms_devices_are_not_this_machine():
     spec = {"kind": "llvm", "num-cores": 3}
     assert str(resolve_target(spec, is_here=False)) == str(Target(spec))
+    with pytest.raises(InvalidOptionError, match=r"another processor.*--target, e\.g\. .*cpu if"):
+        resolve_target(None, is_here=False)
+    assert resolve_target("cpu", is_here=False).attrs["mcpu"]
 
 
 @pytest.mark.parametrize("key", ["mattr", "mtriple"])

@@ -27,11 +27,16 @@ _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 def resolve_target(spec: TargetLike, *, is_here: bool = True) -> Target:
     """Return the target of a user's specification.
 
-    A text or mapping of kind llvm that names no processor means this machine's, unless code
-    runs elsewhere (``is_here``). A ``Target`` stays what it is: TVM compiles one without
+    None, or a text or mapping of kind llvm that names no processor, means this machine's, unless
+    code runs elsewhere (``is_here``). A ``Target`` stays what it is: TVM compiles one without
     ``mcpu`` for every processor of its architecture, on x86-64 without AVX.
     """
     name = spec.strip() if isinstance(spec, str) else spec
+    if name is None and not is_here:
+        raise InvalidOptionError(
+            "Devices behind a tracker may have another processor than this machine: name it with "
+            f"--target, e.g. {_EXAMPLE}, or cpu if they are alike."
+        )
     if name is None or name in ("cpu", "auto"):
         return _parse({"kind": "llvm", "num-cores": usable_physical_cores()}, is_here=True)
     if name == "cuda":

@@ -100,7 +100,8 @@ def tune(
         The run writes only there. A database in it is continued; candidates that it has
         are not measured again.
     target : Target, str, mapping or None, default None
-        ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU.
+        ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU. Devices behind a
+        tracker need one.
     budget_sec : float or None, default None
         Wall-clock seconds for the whole call. Preparing the model and compiling it untuned
         are not cut short. Every later step is bounded by what is left: a check without time

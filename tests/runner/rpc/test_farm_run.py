@@ -68,7 +68,12 @@ def test_a_network_is_checked_and_linked_where_it_will_run(
     (tmp_path / "far_encoder.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
     report = tune(
-        "far_encoder:make", work_dir="run", trials=30, seed=1, config=config_for(without_tools)
+        "far_encoder:make",
+        work_dir="run",
+        target="cpu",
+        trials=30,
+        seed=1,
+        config=config_for(without_tools),
     )
     sys.modules.pop("far_encoder", None)
     boards = {without_tools.address(index) for index in range(2)}
@@ -102,7 +107,14 @@ def test_a_network_is_checked_and_linked_where_it_will_run(
 def test_a_function_is_checked_and_linked_where_it_will_run(
     without_tools: LoopbackFarm, tmp_path: Path
 ) -> None:
-    report = tune("te:GMM", work_dir=tmp_path, trials=8, seed=1, config=config_for(without_tools))
+    report = tune(
+        "te:GMM",
+        work_dir=tmp_path,
+        target="cpu",
+        trials=8,
+        seed=1,
+        config=config_for(without_tools),
+    )
     assert report.comparison is not None
     assert report.comparison.agree
     assert (tmp_path / "main.so").is_file()
@@ -130,7 +142,15 @@ def test_a_farm_that_goes_leaves_what_was_measured(
             notes.append(text)
 
     notes: list[str] = []
-    report = tune("te:GMM", work_dir=tmp_path, trials=8, seed=1, config=config, observer=Watcher())
+    report = tune(
+        "te:GMM",
+        work_dir=tmp_path,
+        target="cpu",
+        trials=8,
+        seed=1,
+        config=config,
+        observer=Watcher(),
+    )
     (playoff,) = (
         event for event in read_journal(tmp_path / "journal.jsonl") if event["event"] == "playoff"
     )
@@ -150,7 +170,7 @@ def test_a_farm_that_is_not_there_ends_a_run_before_it_begins(
         store="none",
     )
     with pytest.raises(InvalidOptionError, match=r"gives no device.*query_rpc_tracker"):
-        tune("te:GMM", work_dir=tmp_path, trials=8, config=config)
+        tune("te:GMM", work_dir=tmp_path, target="cpu", trials=8, config=config)
     kinds = {event["event"] for event in read_journal(tmp_path / "journal.jsonl")}
     assert "stage" not in kinds
 
