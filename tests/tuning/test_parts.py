@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from tvm_adaptive import tune
+from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning import parts as parts_module
+from tvm_adaptive.tuning import session as session_module
 from tvm_adaptive.tuning.config import (
     DEFAULT,
     MeasureConfig,
@@ -37,6 +40,37 @@ def test_stocks_runner_measures_on_the_farm_that_is_named(make_session: Any) -> 
         config = parts.runner.rpc_config
         assert (config.tracker_host, config.tracker_port) == ("127.0.0.1", 9)
         assert config.tracker_key == "board"
+
+
+FARM = RPCConfig("127.0.0.1", 9, "board", 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("farm", "search", "n_lane", "n_here"),
+    [
+        (None, SearchConfig(), 2, 2),  # as many as the target's cores
+        (FARM, SearchConfig(), 16, 16),
+        (FARM, SearchConfig(lanes=4), 4, 16),
+        (FARM, SearchConfig(lanes=32), 1, 16),
+        (FARM, SearchConfig(ray="local"), 2, 16),
+    ],
+)
+def test_lanes_share_the_cores_of_the_machine_that_compiles(
+    make_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    farm: RPCConfig | None,
+    search: SearchConfig,
+    n_lane: int,
+    n_here: int,
+) -> None:
+    monkeypatch.setattr(session_module, "usable_physical_cores", lambda: 16)
+    monkeypatch.setattr(parts_module, "n_build_workers", lambda n_cores: n_cores)
+    session = make_session(DEFAULT.replace(search=search), farm=farm)
+    assert parts_module._n_builders(session) == n_lane
+    builder = parts_module.make_playoff_builder(session, session.work_dir)
+    with contextlib.closing(builder):
+        assert builder.max_workers == n_here
 
 
 @pytest.mark.parametrize(

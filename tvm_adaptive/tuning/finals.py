@@ -52,7 +52,7 @@ from tvm_adaptive.tuning.library_check import LibraryCheck
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.parts import make_playoff_builder
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.target import n_cores_of, n_threads_of
+from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -207,7 +207,7 @@ def _add_drafts(
     gaps.sort(key=lambda i: -progress.tasks[i].weight * work_of(contexts[i].mod))
     gaps_in_time = gaps[: session.budget.reserve_drafts(len(gaps))]
     rngs = np.random.default_rng(session.seed).spawn(len(gaps_in_time))
-    with ThreadPoolExecutor(n_threads_of(session.target)) as threads:
+    with ThreadPoolExecutor(session.n_host_cores) as threads:
         drafts = threads.map(draft, (contexts[index] for index in gaps_in_time), rngs)
         found = {i: each for i, each in zip(gaps_in_time, drafts, strict=True) if each is not None}
     for index, record in found.items():

@@ -23,11 +23,11 @@ from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
-from tvm_adaptive.tuning.lanes.lanes import ProcessLanes, RayLanes
+from tvm_adaptive.tuning.lanes.lanes import CPUS_PER_LANE, ProcessLanes, RayLanes
 from tvm_adaptive.tuning.lanes.request import Lanes
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, n_threads_of, rpc_config_of
+from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, rpc_config_of
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -112,6 +112,7 @@ def make_parts(session: Session) -> Parts:
     closeable = (runner, builder, lanes)
     if lanes is not None:
         build = _build_options(session, session.work_dir)
+        build["max_workers"] = _n_builders(session)
         cache = ArtifactCache(build.pop("artifact_dir"))
         strategy = LaneSearch(
             strategy,
@@ -186,7 +187,7 @@ def _made(part: str, name: str, ours: dict[str, Any], stock: dict[str, Any]) -> 
 
 
 def _cost_model(session: Session, trial_log: TrialLog) -> Any:
-    n_cores = n_threads_of(session.target)  # of this machine, if a GPU is the target
+    n_cores = session.n_host_cores
     ours = {
         **dataclasses.asdict(session.config.model),
         "seed": session.seed,
@@ -236,15 +237,15 @@ def _runner(session: Session, trial_log: TrialLog) -> Any:
 
 
 def _builder(session: Session, trial_log: TrialLog) -> Any:
-    measure, n_cores = session.config.measure, n_cores_of(session.target)
+    measure = session.config.measure
     ours = {
         **_build_options(session, session.work_dir),
         **_shared(session, trial_log),
         "link": session.config.runner not in FARM_RUNNERS,
     }
     stock: dict[str, Any] = {"timeout_sec": measure.build_timeout_sec + STOCK_START_SEC}
-    if n_cores is not None:
-        stock["max_workers"] = n_build_workers(n_cores)
+    if n_cores_of(session.target) is not None:
+        stock["max_workers"] = n_build_workers(session.n_host_cores)
     return _made("builder", session.config.builder, ours, stock)
 
 
@@ -258,7 +259,7 @@ def _task_scheduler(session: Session, n_devices: int, lanes: Lanes | None) -> An
     }
     if is_gpu(session.target):
         # Compiling for a GPU takes a second, timing a hundredth: no build worker is left idle.
-        n_workers = n_build_workers(n_threads_of(session.target))
+        n_workers = n_build_workers(session.n_host_cores)
         n_first = min(n_workers, session.config.search.n_trials_per_round)
         ours["warm_up_trials"] = max(n_first, session.config.scheduler.warm_up_trials)
     return _made("task_scheduler", session.config.task_scheduler, ours, {})
@@ -266,7 +267,6 @@ def _task_scheduler(session: Session, n_devices: int, lanes: Lanes | None) -> An
 
 def _build_options(context: RunContext, folder: Path) -> dict[str, Any]:
     """Return options of our builder that can be sent to another machine."""
-    n_cores = n_threads_of(context.target)
     patience = context.config.measure.build_patience
     if patience is not None and is_gpu(context.target):
         patience = min(patience, _GPU_PATIENCE)
@@ -274,8 +274,16 @@ def _build_options(context: RunContext, folder: Path) -> dict[str, Any]:
         "timeout_sec": context.config.measure.build_timeout_sec,
         "patience": patience,
         "artifact_dir": folder / ARTIFACTS_FOLDER,
-        "max_workers": n_build_workers(n_cores),
+        "max_workers": n_build_workers(context.n_host_cores),
     }
+
+
+def _n_builders(context: RunContext) -> int:
+    """Return the compile workers that a batch has: lanes of this machine share its cores."""
+    search = context.config.search
+    if search.ray is not None:
+        return CPUS_PER_LANE
+    return max(1, n_build_workers(context.n_host_cores) // search.lanes)
 
 
 def _shared(session: Session, trial_log: TrialLog) -> dict[str, Any]:
@@ -290,7 +298,7 @@ def _shared(session: Session, trial_log: TrialLog) -> dict[str, Any]:
 
 def build_sec_of(session: Session, parts: Parts) -> Callable[[Any], float]:
     """Return what tells the seconds of a candidate's build in one process; NaN if not known."""
-    n_workers = _build_options(session, session.work_dir)["max_workers"]
+    n_workers = _n_builders(session)
 
     def find(candidate: Any) -> float:
         share_sec = parts.trial_log.get(module_key(candidate.sch.mod)).build_sec

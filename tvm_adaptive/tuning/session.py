@@ -36,7 +36,14 @@ from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.other_machine import set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.stakes import VISIBLE_SHARE
-from tvm_adaptive.tuning.target import TargetLike, environment_of, farm_of, resolve_target
+from tvm_adaptive.tuning.target import (
+    TargetLike,
+    environment_of,
+    farm_of,
+    n_threads_of,
+    resolve_target,
+)
+from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -125,6 +132,11 @@ class RunContext:
     farm: RPCConfig | None = None  # the devices that libraries run on; None for this machine
     # Seconds that each stage took, in their order, in all attempts.
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def n_host_cores(self) -> int:
+        """Cores of this machine that search and compile; a farm's target has others."""
+        return n_threads_of(self.target) if self.farm is None else usable_physical_cores()
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -58,7 +58,7 @@ from tvm_adaptive.tuning.session import (
     open_session,
     worker_server,
 )
-from tvm_adaptive.tuning.target import TargetLike, describe_target, n_threads_of
+from tvm_adaptive.tuning.target import TargetLike, describe_target
 from tvm_adaptive.tuning.warm_start import warm_started
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
 from tvm_adaptive.workers.cores import limits_note, n_build_workers, usable_physical_cores
@@ -303,7 +303,7 @@ def run_loaded(
 def _tune_tasks(
     session: Session, what: str, tasks: Sequence[ExtractedTask], check: Check
 ) -> TuneReport:
-    if note := limits_note(n_threads_of(session.target)):
+    if note := limits_note(session.n_host_cores):
         session.observer.note(note)
     check.begin_untuned()
     repair_database(session.work_dir)

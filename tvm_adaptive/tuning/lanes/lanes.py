@@ -29,7 +29,7 @@ MAX_TRIES = 2
 # Ray restarts a task whose node dies; a task that kills nodes must not be restarted for ever.
 _MAX_RETRIES = 2
 # Processors of a lane, where a node has as many.
-_CPUS_PER_LANE = 2
+CPUS_PER_LANE = 2
 # A head answers within milliseconds; this allows for a slow network.
 _CONNECT_TIMEOUT_SEC = 5.0
 
@@ -101,7 +101,7 @@ class RayLanes:
                 raise _no_cluster(address, error) from error
         # A lane runs on one node; one that no node has room for would wait for ever.
         nodes = self._cpus_of_nodes()
-        self._cpus = max(1, min(_CPUS_PER_LANE, max(nodes, default=1)))
+        self._cpus = max(1, min(CPUS_PER_LANE, max(nodes, default=1)))
         self.n_lanes = max(1, sum(node // self._cpus for node in nodes))
         self._fill = ray.remote(num_cpus=self._cpus, max_retries=_MAX_RETRIES)(fill)
         self._pending: dict[int, Any] = {}
