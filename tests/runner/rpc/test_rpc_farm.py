@@ -17,12 +17,13 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
 
-from tvm_adaptive.errors import WorkerTimeoutError, is_machine_failure
+from tvm_adaptive.errors import WorkerTaskError, WorkerTimeoutError, is_machine_failure
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.rpc import runner as rpc
 from tvm_adaptive.runner.rpc.device_pool import BoardRules
 from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
 from tvm_adaptive.values.trial import Timing
+from tvm_adaptive.values.trial_log import BatchFacts, TrialLog
 from tvm_adaptive.workers.scratch import OWNER_FILE
 
 # A queue without an end is a test that hangs.
@@ -202,6 +203,17 @@ def test_another_reference_kernel_follows_one_that_vanished(farm: Farm) -> None:
     assert len(kept_kernels(runner)) == 1
 
 
+def test_what_takes_an_impossible_time_is_no_reference_kernel(farm: Farm) -> None:
+    farm.set(farm_1=1.0, farm_2=1.0)
+    log = TrialLog()
+    log.batch_facts = BatchFacts(floor_sec=1.5)
+    runner = farm.runner(trial_log=log)
+    impossible, *others = farm.measure(runner, 4)
+    assert "does not do them" in str(impossible.error_msg)
+    assert seconds(others) == pytest.approx([2.0, 3.0, 4.0])
+    assert [path.name for path in kept_kernels(runner)] == ["0-kernel-1"]
+
+
 def kept_kernels(runner: Any) -> list[Path]:
     return [path for path in runner._scratch.path.iterdir() if path.name != OWNER_FILE]
 
@@ -261,6 +273,21 @@ def test_a_worker_that_has_queued_in_vain_ends_no_candidate_of_late(
     with pytest.raises(StopIteration):
         plan.throw(WorkerTimeoutError("others use all devices"))
     assert not future.done()
+
+
+def test_a_worker_that_finds_no_device_ends_no_candidate_of_one_that_has(farm: Farm) -> None:
+    farm.set(farm_1=1.0)
+    runner = farm.runner(overlap=True)
+    connects, queues = runner._plan(), runner._plan()
+    next(connects)
+    connects.send((FAST, (FAST,)))
+    next(queues)
+    failed: list[str] = []
+    runner._dispatcher.fail_queued = lambda reason, **_: failed.append(reason)
+    with pytest.raises(StopIteration):
+        queues.throw(WorkerTaskError("the tracker is away"))
+    assert not failed
+    connects.close()
 
 
 def test_closing_does_not_wait_for_a_device(farm: Farm, monkeypatch: Any) -> None:

@@ -27,7 +27,7 @@ from tvm_adaptive.errors import (
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.runner.evaluator import RACED
-from tvm_adaptive.runner.local import CandidateJob, QueueingRunner
+from tvm_adaptive.runner.local import Candidate, CandidateJob, QueueingRunner
 from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
 from tvm_adaptive.runner.rpc import lease
 from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
@@ -149,7 +149,6 @@ class AdaptiveRPCRunner(QueueingRunner):
         self._last_success_sec = -math.inf  # monotonic time
         self._scratch = ScratchFolder("rpc")
         self._n_sessions = 0  # workers that connect to a device or hold one
-        self._n_measuring = 0  # those of them that take candidates
         pool = WorkerPool(1, server=server, modules=_WORKER_MODULES, replace_after_error=True)
         super().__init__(pool, overlap=overlap, trial_log=trial_log, race=race, journal=journal)
         self._set_present(devices_of(self._pool, self.rpc_config))
@@ -177,7 +176,7 @@ class AdaptiveRPCRunner(QueueingRunner):
             self._fail_stalled(summary_line(error))
             return
         except WorkerError as error:
-            if not self._n_measuring:
+            if not self._n_sessions:
                 self._dispatcher.fail_queued(no_device(self.rpc_config, summary_line(error)))
             return
         self._set_present(present)
@@ -211,18 +210,14 @@ class AdaptiveRPCRunner(QueueingRunner):
 
     def _measure_queued(self, address: str) -> Generator[Step, Any, bool]:
         """Measure candidates until the queue is empty or the lease ends."""
-        self._n_measuring += 1
         end_sec = time.monotonic() + LEASE_SEC
-        try:
-            is_usable = True
-            while is_usable and time.monotonic() < end_sec:
-                job = self._dispatcher.take()
-                if job is None:
-                    break
-                is_usable = yield from self._measure_on(address, job)
-            return is_usable
-        finally:
-            self._n_measuring -= 1
+        while time.monotonic() < end_sec:
+            job = self._dispatcher.take()
+            if job is None:
+                break
+            if not (yield from self._measure_on(address, job)):
+                return False
+        return True
 
     def _measure_on(self, address: str, job: CandidateJob) -> Generator[Step, Any, bool]:
         """Measure one candidate, or queue it again; return whether the device is usable."""
@@ -247,7 +242,7 @@ class AdaptiveRPCRunner(QueueingRunner):
                 yield from self._release()
                 return False
             if isinstance(timing, Timing):
-                self._keep_reference(address, task, timing)
+                self._keep_reference(address, job.task, timing)
                 if not (yield from self._calibrate(address)):
                     self._reject_timing(address, job)
                     return False
@@ -333,12 +328,14 @@ class AdaptiveRPCRunner(QueueingRunner):
             self._reference = None
         return self._reference is not None
 
-    def _keep_reference(self, address: str, task: tuple[Any, ...], timing: Timing) -> None:
+    def _keep_reference(self, address: str, candidate: Candidate, timing: Timing) -> None:
         """Copy a candidate that succeeded as the reference kernel, if there is none."""
-        is_time = 0.0 < timing.mean_sec < math.inf and timing.reason != RACED
+        floor_sec = 0.0 if candidate.facts is None else candidate.facts.floor_sec
+        is_time = 0.0 < timing.mean_sec < math.inf and timing.mean_sec >= floor_sec
+        is_time &= timing.reason != RACED
         if self._has_reference() or not is_time or not self._devices.can_restart(address):
             return
-        path, *rest = task
+        path, *rest = candidate.measure_args()
         with contextlib.suppress(OSError):  # no such file, or no disk space
             if not self._scratch.path.exists():  # closed and used again
                 self._scratch = ScratchFolder("rpc")
