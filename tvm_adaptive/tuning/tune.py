@@ -290,7 +290,7 @@ def run_loaded(
         session = stack.enter_context(
             open_session(options, budget=budget, model=source, owner=owner, server=server)
         )
-        check_farm(session.farm, session.server)
+        check_farm(session.farm)
         tasks, check = tasks_and_check(session, model)
         what = model.name if isinstance(model, Network) else options.what
         session.observer.note(

@@ -149,7 +149,7 @@ class Farm:
 def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farm]:
     farm = Farm(tmp_path)
 
-    def present(pool: Any, config: Any) -> tuple[str, ...]:
+    def present(config: Any) -> tuple[str, ...]:
         return tuple(json.loads(farm.state.read_text()))
 
     monkeypatch.setattr(rpc, "devices_of", present)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -115,17 +114,15 @@ def short_step(doing: str, function: Callable[..., Any], *args: Any) -> Step:
     return Step(doing, function, args, CONNECT_TIMEOUT_SEC)
 
 
-def devices_of(pool: WorkerPool, farm: RPCConfig) -> tuple[str, ...]:
+def devices_of(farm: RPCConfig) -> tuple[str, ...]:
     """Return the addresses of a farm's devices; wait some seconds for the first."""
-    (outcome,) = pool.map(
-        known_devices, [(farm, SERVER_WAIT_SEC)], SERVER_WAIT_SEC + CONNECT_TIMEOUT_SEC
-    )
-    if outcome.error is not None:
-        raise InvalidOptionError(no_device(farm, summary_line(outcome.error)))
-    if not outcome.value:
+    try:
+        devices = known_devices(farm, SERVER_WAIT_SEC)
+    except Exception as error:  # what is no tracker may answer anything
+        raise InvalidOptionError(no_device(farm, summary_line(error))) from error
+    if not devices:
         raise InvalidOptionError(no_device(farm, f"no server with the key {farm.tracker_key!r}"))
-    found: tuple[str, ...] = outcome.value
-    return found
+    return devices
 
 
 def no_device(farm: RPCConfig, why: str) -> str:
@@ -137,9 +134,7 @@ def no_device(farm: RPCConfig, why: str) -> str:
     )
 
 
-def check_farm(farm: RPCConfig | None, server: ForkServer | None = None) -> None:
+def check_farm(farm: RPCConfig | None) -> None:
     """Raise InvalidOptionError if there is a farm without a device."""
-    if farm is None:
-        return
-    with contextlib.closing(WorkerPool(1, server=server)) as pool:
-        devices_of(pool, farm)
+    if farm is not None:
+        devices_of(farm)

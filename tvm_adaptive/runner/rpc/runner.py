@@ -151,7 +151,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         self._n_sessions = 0  # workers that connect to a device or hold one
         pool = WorkerPool(1, server=server, modules=_WORKER_MODULES, replace_after_error=True)
         super().__init__(pool, overlap=overlap, trial_log=trial_log, race=race, journal=journal)
-        self._set_present(devices_of(self._pool, self.rpc_config))
+        self._set_present(devices_of(self.rpc_config))
 
     @property
     def n_devices(self) -> int:
