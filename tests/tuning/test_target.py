@@ -7,7 +7,8 @@ import pytest
 
 from tvm_adaptive._tvm import Target, device
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.tuning.target import describe_target, resolve_target
+from tvm_adaptive.tuning.config import MeasureConfig
+from tvm_adaptive.tuning.target import describe_target, resolve_target, rpc_config_of
 from tvm_adaptive.workers.cores import usable_physical_cores
 
 
@@ -54,6 +55,14 @@ def test_a_farms_devices_are_not_this_machine():
     with pytest.raises(InvalidOptionError, match=r"another processor.*--target, e\.g\. .*cpu if"):
         resolve_target(None, is_here=False)
     assert resolve_target("cpu", is_here=False).attrs["mcpu"]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "host"), [("farm:9190", "farm"), ("[fd00::5]:9190", "fd00::5"), (None, None)]
+)
+def test_a_tracker_has_a_host_and_a_port(tracker, host):
+    config = rpc_config_of(MeasureConfig(tracker=tracker))
+    assert (config.tracker_host, config.tracker_port) == (host, 9190 if tracker else None)
 
 
 @pytest.mark.parametrize("key", ["mattr", "mtriple"])

@@ -92,7 +92,7 @@ def rpc_config_of(measure: MeasureConfig) -> RPCConfig:
     """Return a tracker's address; TVM takes what is None from the environment."""
     host, _, port = (measure.tracker or "").rpartition(":")
     return RPCConfig(
-        tracker_host=host or None,
+        tracker_host=host.strip("[]") or None,  # of an IPv6 address
         tracker_port=int(port) if port else None,
         tracker_key=measure.tracker_key,
         session_timeout_sec=math.ceil(measure.timeout_sec),

@@ -137,6 +137,17 @@ def test_a_cluster_that_cannot_be_joined_is_named(ray):
         RayLanes("auto")
 
 
+def test_an_ipv6_address_has_brackets(ray, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        socket, "create_connection", lambda address, _sec: asked.append(address) or socket.socket()
+    )
+    ray.is_up = False
+    RayLanes("[fd00::5]:6379")
+    assert asked == [("fd00::5", 6379)]
+    assert ray.joined == ["[fd00::5]:6379"]
+
+
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidOptionError, match=r'pip install "tvm-adaptive\[ray\]"'):

@@ -157,6 +157,7 @@ def _check_address(address: str) -> None:
     if not (host and port.isdecimal()):
         return
     try:
+        host = host.strip("[]")  # of an IPv6 address
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_SEC).close()
     except (OSError, OverflowError) as error:
         raise _no_cluster(address, error) from error
