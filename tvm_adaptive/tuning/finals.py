@@ -470,7 +470,11 @@ def _builder_and_pool(
 ) -> Iterator[tuple[Builder, WorkerPool]]:
     """Open the builder and the worker that play-offs share."""
     options = (n_cores_of(context.target), context.server, context.farm, time_left)
-    pool = finalist_pool(*options, device_index=context.config.measure.device_indices[0])
+    pool = finalist_pool(
+        *options,
+        device_index=context.config.measure.device_indices[0],
+        suspended=context.suspended,
+    )
     with (
         contextlib.closing(pool),
         contextlib.closing(make_playoff_builder(context, folder, time_left)) as builder,

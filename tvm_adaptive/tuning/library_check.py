@@ -92,6 +92,7 @@ class LibraryCheck:
             *(n_cores_of(context.target), context.server, context.farm),
             time_left=lambda: context.budget.left_sec,
             device_index=context.config.measure.device_indices[0],
+            suspended=context.suspended,
         )
         # Compiles tuned code: TVM's passes cannot be interrupted in this process.
         self._compiler = WorkerPool(1, server=context.server)

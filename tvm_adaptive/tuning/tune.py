@@ -18,6 +18,7 @@ from tvm_adaptive._tvm import (
     argument_bytes,
     contexts_of,
     ms,
+    runner_hooks,
     scheduler_hooks,
     tensor_functions_of,
     workload_key,
@@ -317,6 +318,8 @@ def _tune_tasks(
         check.release_device()
         _plan_reserve(session, tasks, check)
         progress = _search(session, tasks, contexts, parts, check.forms)
+        if (devices := runner_hooks(parts.runner)) is not None:
+            session.suspended.update(devices.suspended)
     for is_second in (False, True):
         database, outcomes = decide(
             *(session, tasks, contexts, progress, check), draft=parts.draft, is_second=is_second

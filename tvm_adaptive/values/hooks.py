@@ -88,6 +88,10 @@ class RunnerHooks(Protocol):
     def n_devices(self) -> int:
         """Batches that are measured at the same time, at the most."""
 
+    @property
+    def suspended(self) -> frozenset[str]:
+        """Names of the devices of a farm that are not used at present."""
+
 
 @runtime_checkable
 class SchedulerHooks(Protocol):

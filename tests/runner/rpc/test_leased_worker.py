@@ -112,6 +112,20 @@ def test_tasks_stay_on_a_device_as_long_as_it_is_there(pool: LeasingPool, gone: 
     assert found() == ["farm:2"] * 2
 
 
+def test_suspended_devices_are_avoided_while_there_are_others(
+    pool: LeasingPool, gone: Path
+) -> None:
+    suspended: set[str] = set()
+    pool._suspended = suspended
+    suspended.add("farm:1")  # later, by the search
+    assert pool.map(where, [()], 30.0)[0].value == "farm:2"
+    gone.write_text("farm:2")
+    assert pool.map(where, [()], 30.0)[0].value == "farm:1"
+    gone.write_text("")
+    pool.release()
+    assert pool.map(where, [()], 30.0)[0].value == "farm:2"
+
+
 def kept() -> int:
     """Return how much of the device the worker holds, and hold something."""
     from tvm_adaptive.workers import device_session

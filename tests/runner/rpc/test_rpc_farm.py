@@ -252,6 +252,7 @@ def test_a_device_that_can_run_nothing_costs_no_candidate(farm: Farm) -> None:
     assert seconds(farm.measure(runner, 6)) == pytest.approx([1.0 + n for n in range(6)])
     events = [event for event in farm.events("board") if event["address"] == FAST]
     assert "no linker" in events[0]["reason"]
+    assert runner.suspended == {FAST}
 
 
 def test_a_device_without_disk_space_says_nothing_of_a_candidate(farm: Farm) -> None:

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,11 @@ def finalist_pool(
     time_left: Callable[[], float] | None = None,
     *,
     device_index: int = 0,
+    suspended: Set[str] = frozenset(),
 ) -> WorkerPool:
     """Return the worker that runs kernels and libraries; one can serve all tasks of a run."""
     if farm is not None:
-        return LeasingPool(farm, server=server, time_left=time_left)
+        return LeasingPool(farm, server=server, time_left=time_left, suspended=suspended)
     setup = functools.partial(use_device, device_index)
     env = thread_env(n_threads)
     # After a fault, CUDA fails for the rest of a process.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig
@@ -52,10 +52,12 @@ class LeasingPool(WorkerPool):
         server: ForkServer | None = None,
         queue_timeout_sec: float = 600.0,
         time_left: Callable[[], float] | None = None,
+        suspended: Set[str] = frozenset(),
     ) -> None:
         super().__init__(1, server=server, replace_after_error=True)
         self.farm = farm
         self.queue_timeout_sec = queue_timeout_sec
+        self._suspended = suspended  # devices to avoid; it may grow
         self._time_left = time_left or (lambda: math.inf)
         self.address = ""
         self._present: tuple[str, ...] = ()
@@ -96,8 +98,9 @@ class LeasingPool(WorkerPool):
         raise NoDeviceError(self._failure)
 
     def _lease(self, session_sec: int) -> Plan:
-        is_known = self.address in self._present
-        avoided = frozenset(self._present) - {self.address} if is_known else frozenset()
+        avoided = frozenset(self._suspended)
+        if self.address in set(self._present) - avoided:
+            avoided |= set(self._present) - {self.address}
         queue_sec = min(self.queue_timeout_sec, RETRY_QUEUE_SEC if self._failure else math.inf)
         self.address, self._present = yield Step(
             "queueing for a device",

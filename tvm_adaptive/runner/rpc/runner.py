@@ -158,6 +158,11 @@ class AdaptiveRPCRunner(QueueingRunner):
         """Devices that are used at the same time, as far as is known."""
         return self._pool.max_workers
 
+    @property
+    def suspended(self) -> frozenset[str]:
+        """The addresses of the devices that are not used for now."""
+        return self._devices.avoided()
+
     def close(self) -> None:
         """End the workers, give the devices back, and write the ``"boards"`` event."""
         if self._scratch.path.exists():  # not closed yet
