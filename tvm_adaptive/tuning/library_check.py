@@ -334,7 +334,10 @@ class OperatorCheck(LibraryCheck):
         args = [(tuple(int(n) for n in arg.shape), str(arg.dtype)) for arg in args_info_of(mod)]
         job = (str(path), args, device_kind(self._context.target), self._context.seed)
         found = self._run(try_function, job, path, most_sec)
-        return None if found is None else Measurement(*found, self._device)
+        if found is None:
+            return None
+        outputs, latency_sec = found
+        return Measurement(outputs, latency_sec, self._device)
 
     def _compare(
         self, before: Sequence[Measurement | None], after: Sequence[Measurement | None]
