@@ -63,10 +63,10 @@ class AdaptiveRPCRunner(QueueingRunner):
     that dies or a kernel that hangs gives error results. Queueing for a device does not
     count as measuring.
 
-    A candidate whose device is lost, or has measured nothing yet, is measured on another; a
-    device that fails repeatedly is quarantined. Devices are of one kind and may differ in
-    speed: the first candidate that succeeds is timed on each of them, and times are given for
-    the first device.
+    A candidate whose device is lost is measured on another, and so is one that fails on a
+    device that has measured nothing yet; a device that fails repeatedly is quarantined. Devices
+    are of one kind and may differ in speed: the first candidate that succeeds is timed on each
+    of them, and times are given for the first device.
 
     Parameters not described here are those of :class:`~tvm_adaptive.AdaptiveRunner`.
 
