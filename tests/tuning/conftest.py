@@ -8,6 +8,7 @@ import pytest
 from tests.tuning.observers import NoObserver
 from tvm_adaptive._tvm import Target
 from tvm_adaptive.measure_callback.journal import NullJournal
+from tvm_adaptive.models import Network, transformer
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.session import RunOptions, Session
@@ -37,3 +38,8 @@ def make_session(tmp_path: Path) -> Any:
         return Session(config=config, options=options, **given)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return transformer(sequence=16, layers=1, hidden=32, heads=4, inner=64)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -15,17 +14,14 @@ from tests.database.conftest import make_record
 from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     TVM_VERSION,
-    ExtractedTask,
     IRModule,
     Target,
     TuneContext,
     TuningRecord,
-    copy_record,
-    functions_as_tasks,
     json_database,
     te_workload,
 )
-from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
@@ -38,7 +34,6 @@ from tvm_adaptive.runner.playoff.finalist import (
     SCHEDULE_FAILED,
     Finalist,
     PlayoffOptions,
-    as_recorded,
 )
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
@@ -46,13 +41,16 @@ from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget, EndCosts
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.finalists import Finalists
 from tvm_adaptive.tuning.library_check import FunctionCheck
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.values.forms import NO_FORM, FormKey
 
 draft = functools.partial(draft_of, transfer_pool=TransferPool())
+
+
+TARGET = Target({"kind": "llvm", "num-cores": 2})
 
 
 @pytest.mark.parametrize(
@@ -175,185 +173,6 @@ def test_what_a_loosened_tolerance_lets_pass_stays_with_its_run(
     VerdictRecorder(session).add(dataclasses.replace(report, reason=reason))
     assert bool(store.taken) == is_shared
     assert VerdictFile(tmp_path, str(TVM_VERSION)).read(), "the run itself knows"
-
-
-TARGET = Target({"kind": "llvm", "num-cores": 2})
-
-
-def gmm_task() -> ExtractedTask:
-    return functions_as_tasks(te_workload("GMM"), TARGET)[0]
-
-
-def finalists_with(
-    folder: Path,
-    own: dict[int, float],
-    *,
-    run: Sequence[StoredTrial] = (),
-    store: Sequence[StoredTrial] | None = None,
-    n_records: int | None = None,
-) -> Finalists:
-    """Return what a task has: records by seed, and what was said in its run and in a store."""
-    task = gmm_task()
-    mod = task.dispatched[0]
-    for seed, seconds in own.items():
-        copy_record(make_record(mod, TARGET, seconds, seed), json_database(folder))
-    stored = task_of(mod, TARGET, "main")
-    if run:
-        VerdictFile(folder, str(TVM_VERSION)).add(stored, run)
-    with contextlib.ExitStack() as stack:
-        session = session_of(folder, TARGET)
-        if store is not None:
-            session.store = stack.enter_context(RecordStore(folder / "records.db"))
-            # Recorded as much faster, by a run that had no play-off: nobody has checked it.
-            session.store.add(stored, [trial_of(make_record(mod, TARGET, 1e-6, 9), run="b")])
-            session.store.add_finals(stored, store)
-        (found,) = finalists_of(session, [task], n_records=n_records)
-    return found
-
-
-def said(seed: int, seconds: float, failure: str = "", run: str = "a") -> StoredTrial:
-    mod = gmm_task().dispatched[0]
-    return trial_of(make_record(mod, TARGET, seconds, seed), failure=failure, run=run)
-
-
-def times_of(finalists: Finalists) -> list[float]:
-    return [float(each.run_secs[0]) for each in finalists.records]
-
-
-@pytest.mark.parametrize("place", ["run", "store"])
-@pytest.mark.parametrize(
-    ("own_seed", "final_seed", "importance_sec", "is_proven", "order"),
-    [
-        (None, None, 0.0, False, []),  # nothing is known
-        (1, None, 1e-3, False, [1e-3]),
-        (1, 2, 1e-3, False, [1e-3, 3e-3]),  # another one was proven, and this may be faster
-        (1, 1, 1e-3, True, [1e-3]),
-        (None, 1, 3e-3, True, [3e-3]),
-    ],
-)
-def test_a_task_plays_for_its_records_and_for_what_was_proven(
-    tmp_path: Path,
-    *,
-    own_seed: int | None,
-    final_seed: int | None,
-    importance_sec: float,
-    is_proven: bool,
-    order: list[float],
-    place: str,
-) -> None:
-    finals = [] if final_seed is None else [said(final_seed, 3e-3)]
-    own = {} if own_seed is None else {own_seed: 1e-3}
-    found = finalists_with(
-        tmp_path,
-        own,
-        run=finals if place == "run" else (),
-        store=[] if place == "run" else finals,
-    )
-    assert found.importance_sec == pytest.approx(importance_sec)
-    assert found.is_proven == is_proven
-    assert found.is_due == (importance_sec > 0 and not is_proven)
-    assert times_of(found) == order
-    assert (found.proven is None) == (final_seed is None)
-    assert found.proven is None or (found.proven.is_sound and found.proven.final_sec() == 3e-3)
-
-
-@pytest.mark.parametrize("place", ["run", "store"])
-def test_a_disqualified_finalist_has_no_second_chance(tmp_path: Path, place: str) -> None:
-    finals = [said(2, 3e-3), said(1, 1e-6, "wrong result: 3 of 4")]
-    finals_of = {"run": finals} if place == "run" else {"store": finals}
-    found = finalists_with(tmp_path, {1: 1e-6, 2: 2e-3, 3: 4e-3}, **finals_of)
-    assert times_of(found) == [2e-3, 4e-3]
-    assert found.is_proven, "what is faster than the proven one was disqualified"
-
-
-def test_a_record_that_one_source_disqualified_wins_by_no_other(tmp_path: Path) -> None:
-    found = finalists_with(
-        tmp_path, {1: 1e-3}, run=[said(1, 1e-3, "crash: SIGSEGV")], store=[said(1, 3e-3, run="b")]
-    )
-    assert (found.proven, found.records, found.is_proven) == (None, (), False)
-
-
-def test_luck_does_not_go_before_what_was_proven(tmp_path: Path) -> None:
-    """A recorded time flatters by some hundredths; a tenth is more than that."""
-    finals = [said(4, 1e-3)]
-    found = finalists_with(tmp_path, {1: 0.8e-3, 2: 0.95e-3, 3: 0.99e-3}, run=finals)
-    assert times_of(found) == [0.8e-3, 1e-3, 0.95e-3, 0.99e-3]
-
-
-@pytest.mark.parametrize(
-    ("own", "n_records"), [({1: 1.4e-3, 2: 2e-3}, None), ({2: 2e-3, 1: 1.4e-3}, 1)]
-)
-def test_what_was_proven_in_a_fast_hour_is_compared_by_this_runs_time(
-    tmp_path: Path, own: dict[int, float], n_records: int | None
-) -> None:
-    found = finalists_with(tmp_path, own, store=[said(2, 1e-3)], n_records=n_records)
-    assert times_of(found) == [1.4e-3, 2e-3]
-    assert not found.is_proven
-    assert found.importance_sec == pytest.approx(1.4e-3)
-
-
-def held(*finalists: Finalist, reason: str = "failed") -> FinalistReport:
-    return FinalistReport("main", finalists, reason, 1.0)
-
-
-def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
-    mod = gmm_task().dispatched[0]
-    record, other = (make_record(mod, TARGET, 1e-3, seed) for seed in (1, 2))
-    proven = Finalist(record, 1e-3, 1e-3, unchecked="")
-    mine = Finalists(mod, "main", (other, record), 1e-3, proven)
-    wrong = Finalist(other, 1e-9, disqualified="wrong result", unchecked="")
-    task, notes = TaskProgress("main", 1.0), Notes()
-    outcome = finals.outcome_of(task, finals.with_proven(held(wrong), mine, notes))
-    assert (outcome.best_sec, outcome.played_off, outcome.n_disqualified) == (1e-3, True, 1)
-    # Found out now, it does not stand any longer.
-    out = Finalist(record, 1e-3, disqualified="wrong result", unchecked="")
-    outcome = finals.outcome_of(task, finals.with_proven(held(wrong, out), mine, notes))
-    assert (outcome.best_sec, outcome.played_off) == (math.inf, False)
-    assert notes.notes == []
-    # That it could not be built this time says nothing of it.
-    unbuilt = Finalist(record, 1e-3, disqualified="build: machine: out of memory")
-    outcome = finals.outcome_of(task, finals.with_proven(held(wrong, unbuilt), mine, notes))
-    assert (outcome.best_sec, outcome.played_off) == (1e-3, True)
-    nothing = dataclasses.replace(mine, proven=None)
-    unknown = held(as_recorded(other, "no reference: timeout"), reason="no-reference")
-    outcome = finals.outcome_of(task, finals.with_proven(unknown, nothing, notes))
-    assert (outcome.best_sec, outcome.played_off) == (1e-3, False)
-    assert notes.notes == ["main stays untuned, as nothing could be checked: no reference: timeout"]
-
-
-@pytest.mark.parametrize(
-    ("timed_sec", "proven_again_sec", "deployed_sec"),
-    [
-        (math.nan, None, 1e-3),  # the time was over: checked, but its record may be luck
-        (1.1e-3, None, 1e-3),
-        (0.9e-3, None, 0.9e-3),
-        (1.1e-3, 1.2e-3, 1.1e-3),  # side by side, the proven one has lost
-        (math.nan, math.nan, 1e-3),
-    ],
-)
-def test_a_lucky_record_does_not_replace_what_was_proven(
-    timed_sec: float, proven_again_sec: float | None, deployed_sec: float
-) -> None:
-    mod = gmm_task().dispatched[0]
-    record, lucky = make_record(mod, TARGET, 1e-3, 1), make_record(mod, TARGET, 0.5e-3, 2)
-    mine = Finalists(mod, "main", (lucky, record), 1e-3, Finalist(record, 1e-3, 1e-3, unchecked=""))
-    found = [Finalist(lucky, 0.5e-3, timed_sec, unchecked="")]
-    if proven_again_sec is not None:
-        found.append(Finalist(record, 1e-3, proven_again_sec, unchecked=""))
-    report = finals.with_proven(held(*found, reason="no-time"), mine, Notes())
-    assert report.winner is not None
-    assert report.winner.final_sec() == deployed_sec
-    assert len(report.finalists) == (2 if deployed_sec == 1e-3 else len(found))
-
-
-def test_what_was_proven_in_a_fast_hour_can_be_beaten_in_this_one() -> None:
-    mod = gmm_task().dispatched[0]
-    today, other = make_record(mod, TARGET, 2e-3, 1), make_record(mod, TARGET, 1.4e-3, 2)
-    proven = Finalist(make_record(mod, TARGET, 1e-3, 1), 1e-3, 1e-3, unchecked="")
-    mine = Finalists(mod, "main", (other, today), 1e-3, proven)
-    report = finals.with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine, Notes())
-    assert report.winner is not None
-    assert report.winner.record is other
 
 
 def budget_with(left_sec: float, seconds: float = 600.0) -> Budget:
