@@ -108,8 +108,9 @@ def median_interval(values: Sequence[Interval]) -> Interval:
     """Return where the median lies, whatever the truth is within each interval.
 
     The median rises with each value, so that it lies between that of the lower and that
-    of the upper bounds. Of an even number it is the geometric mean of the middle two, as all
-    are ratios. With an unbounded one in its middle pair it is unbounded, too.
+    of the upper bounds. Of an even number it is the geometric mean of the middle two: the median
+    of ratios is then the reciprocal of that of their reciprocals. With an unbounded one in its
+    middle pair it is unbounded, too.
     """
     return Interval(_median([each.low for each in values]), _median([each.high for each in values]))
 

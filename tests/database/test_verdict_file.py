@@ -27,6 +27,20 @@ def test_what_was_written_is_read_in_its_order(tmp_path: Path) -> None:
     assert again == {TASK.identity: [WINNER, WRONG, WRONG], OTHER.identity: [WRONG]}
 
 
+def test_what_passed_a_looser_tolerance_is_for_this_run(tmp_path: Path) -> None:
+    file = VerdictFile(tmp_path, "0.27")
+    file.add(TASK, [WINNER, WRONG], is_loose=True)
+    assert file.read() == {TASK.identity: [WINNER, WRONG]}
+    assert file.read(with_loose=False) == {TASK.identity: [WRONG]}
+
+
+def test_a_long_failure_is_cut_and_not_lost(tmp_path: Path) -> None:
+    file = VerdictFile(tmp_path, "0.27")
+    file.add(TASK, [dataclasses.replace(WRONG, failure="x" * 100_000)])
+    (found,) = file.read()[TASK.identity]
+    assert set(found.failure) == {"x"}
+
+
 def test_another_compiler_may_make_other_kernels(tmp_path: Path) -> None:
     VerdictFile(tmp_path, "0.26").add(TASK, [WINNER])
     file = VerdictFile(tmp_path, "0.27")

@@ -123,12 +123,13 @@ def test_slots_without_a_batch_do_not_count(tmp_path: Path) -> None:
     assert read_history(path).tasks["conv"].n_slots == n_before + 1
 
 
-def test_tasks_that_are_given_up_do_not_count() -> None:
+def test_tasks_that_are_given_up_do_not_hide_a_plateau() -> None:
     hopeless, known = TaskProgress("a", 2.0, GIVE_UP_TRIALS), TaskProgress("b", 3.0, 8, 0, 1e-3)
-    assert RunProgress([hopeless, known]).weighted_sec == pytest.approx(3e-3)
-    assert math.isinf(RunProgress([hopeless]).weighted_sec)
+    progress = RunProgress([hopeless, known])
+    assert progress.promising_sec == pytest.approx(3e-3)
+    assert math.isinf(progress.weighted_sec)
     hopeless.n_trials -= 1
-    assert math.isinf(RunProgress([hopeless, known]).weighted_sec)
+    assert math.isinf(progress.promising_sec)
 
 
 def test_only_a_whole_last_attempt_has_a_report(tmp_path: Path) -> None:

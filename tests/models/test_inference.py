@@ -93,6 +93,9 @@ def test_lists_of_what_a_type_cannot_hold_are_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(inference._as_tensor([1, 2], *expected).numpy(), [1, 2])
     with pytest.raises(InvalidOptionError, match="n is int32, which cannot hold its numbers"):
         inference._as_tensor([1.7, 2.2], *expected)
+    for numbers in ([1, 300], ["one", 2], [1, [2]]):
+        with pytest.raises(InvalidOptionError, match="n is int8, which cannot hold its numbers"):
+            inference._as_tensor(numbers, "n", (2,), "int8")
 
 
 def test_a_pool_has_at_least_one_thread(model: CompiledModel) -> None:

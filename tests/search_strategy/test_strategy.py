@@ -282,6 +282,10 @@ def test_what_the_machine_failed_at_competes_again(make_task, proposer):
         assert set(map(int, keys(batch))) <= set(task.proposer.candidates.pool.keys)
     else:
         assert task.proposer._n_spares == len(batch)
+    # Once: what takes more memory than there is would do so again.
+    task.strategy.notify_runner_results(batch, results)
+    again = task.proposer.take_back([candidate.sch for candidate in batch])
+    assert again == []
 
 
 def test_a_space_that_no_point_of_satisfies_ends_after_a_few_draws(make_task, monkeypatch):

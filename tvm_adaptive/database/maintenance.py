@@ -72,7 +72,8 @@ def import_records(store: str, folder: Path) -> tuple[str, int, int]:
 
 def _import_verdicts(store: RecordStore, folder: Path, environment: Environment) -> None:
     """Add a run's verdicts of the tasks that a store knows."""
-    verdicts = VerdictFile(folder, environment.tvm or str(TVM_VERSION)).read()
+    file = VerdictFile(folder, environment.tvm or str(TVM_VERSION))
+    verdicts = file.read(with_loose=False)
     for task in store.tasks():
         if finals := verdicts.get(task.identity):
             here = [dataclasses.replace(each, environment=environment) for each in finals]
@@ -122,7 +123,7 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     for task in store.tasks():
         finals = store.finals(task)
         trials = sound(finals, store.latest(task)) if best is None else trusted(store, task, best)
-        trials = _with_winner(finals, without_lucky(finals, trials))
+        trials = _with_pruned_winner(finals, without_lucky(finals, trials))
         timed = [trial for trial in trials if trial.seconds is not None]
         if timed and task.workload_key not in indices:
             indices[task.workload_key] = len(workloads)
@@ -139,8 +140,10 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     return len(records)
 
 
-def _with_winner(finals: Sequence[StoredTrial], trials: list[StoredTrial]) -> list[StoredTrial]:
-    """Return trials with what is proven, which may have been pruned from them."""
+def _with_pruned_winner(
+    finals: Sequence[StoredTrial], trials: list[StoredTrial]
+) -> list[StoredTrial]:
+    """Return trials with what is proven, also if it was pruned from them."""
     winner = proven(finals)
     if winner is None or candidate_key(winner) in map(candidate_key, trials):
         return trials

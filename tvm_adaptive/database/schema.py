@@ -26,7 +26,7 @@ metadata = sa.MetaData()
 
 # The prefix of the names keeps them apart from other tables of a team's database.
 
-# A row is one fact about the store itself: its format version.
+# A row is its format version, or the key of a model that was tuned into it.
 meta = Table(
     "tvm_adaptive_meta",
     metadata,

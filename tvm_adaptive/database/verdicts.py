@@ -16,7 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial, trial_of_row
+from tvm_adaptive.database.records import (
+    Identity,
+    StoredTask,
+    StoredTrial,
+    row_of,
+    trial_of_row,
+)
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.values.trace_json import choices_of
 
@@ -195,14 +201,20 @@ class VerdictFile:
         self.path = work_dir / VERDICT_FILE
         self._compiler = compiler
 
-    def add(self, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
-        """Append a play-off's verdicts, its winner first; they are on disk on return."""
+    def add(
+        self, task: StoredTask, finals: Sequence[StoredTrial], *, is_loose: bool = False
+    ) -> None:
+        """Append a play-off's verdicts, its winner first; they are on disk on return.
+
+        What passed a looser tolerance than others' is for this run alone.
+        """
         line = {
             "version": _FORMAT_VERSION,
             "compiler": self._compiler,
             "task": task.name,
             "identity": list(task.identity),
-            "finals": [{name: getattr(each, name) for name in _KEPT} for each in finals],
+            "is_loose": is_loose,
+            "finals": [{name: row_of(each)[name] for name in _KEPT} for each in finals],
         }
         # The first line break ends a torn line, if there is one.
         text = f"\n{json.dumps(line, allow_nan=False)}\n"
@@ -211,7 +223,7 @@ class VerdictFile:
             file.flush()
             os.fsync(file.fileno())
 
-    def read(self) -> dict[Identity, list[StoredTrial]]:
+    def read(self, *, with_loose: bool = True) -> dict[Identity, list[StoredTrial]]:
         """Return the verdicts on each task's candidates, oldest first."""
         found: dict[Identity, list[StoredTrial]] = {}
         for event in self._events():
@@ -222,7 +234,8 @@ class VerdictFile:
                 logger.warning("%s: a line that this version does not know", self.path)
                 continue
             finals = found.setdefault((workload_key, target_key), [])
-            finals += [each for each in rows if each is not None]
+            is_shared = with_loose or not event.get("is_loose")
+            finals += [each for each in rows if each is not None and (each.failure or is_shared)]
         return found
 
     def _events(self) -> Iterator[dict[str, Any]]:

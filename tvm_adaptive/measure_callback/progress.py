@@ -74,12 +74,13 @@ class RunProgress:
 
     @property
     def weighted_sec(self) -> float:
-        """Sum over these tasks of weight times best; infinite until each has a success.
+        """Sum over these tasks of weight times best; infinite until each has a success."""
+        return math.fsum(task.share_sec for task in self.used_tasks)
 
-        Those that are given up do not count: they stay untuned.
-        """
-        secs = [task.share_sec for task in self.used_tasks if not task.is_given_up]
-        return math.fsum(secs) if secs else math.inf
+    @property
+    def promising_sec(self) -> float:
+        """The same without tasks that are given up, which stay untuned."""
+        return math.fsum(task.share_sec for task in self.used_tasks if not task.is_given_up)
 
     def forbid_forms(self) -> None:
         """Use the direct forms from now on, whatever the others take."""

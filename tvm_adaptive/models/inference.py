@@ -28,8 +28,8 @@ _NOT_SHARED = "bfloat16"
 # Of each thread, the process in which its pool of threads was made.
 _pools = threading.local()
 _FORKED = (
-    "whose threads a fork does not copy. Make it after the fork and not before, or start "
-    'processes by "spawn".'
+    "A fork copies none of its threads: make and run models after the fork and not before, or "
+    'start processes by "spawn".'
 )
 
 
@@ -132,7 +132,7 @@ class CompiledModel:
 
     def _run(self, values: Sequence[Any]) -> list[Any]:
         if os.getpid() != self._process:  # a kernel would wait for them without end
-            raise InvalidOptionError(f"The model was made in another process, {_FORKED}")
+            raise InvalidOptionError(f"The model was made in another process. {_FORKED}")
         with self._lock:
             if not getattr(self._local, "has_pool", False):
                 self._make_pool()
@@ -182,16 +182,14 @@ def check_pool() -> None:
     """Raise InvalidOptionError if a fork has copied this thread's pool, which has no threads."""
     if getattr(_pools, "process", os.getpid()) != os.getpid():
         raise InvalidOptionError(
-            f"This process was forked from one that has run a model in this thread, {_FORKED}"
+            f"This process was forked from one that has run a model in this thread. {_FORKED}"
         )
 
 
 def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return an array as TVM's tensor, without a copy if possible."""
     if not hasattr(array, "shape"):
-        given, array = array, np.asarray(array, dtype)
-        if array.dtype.kind in "iub" and not np.array_equal(array, np.asarray(given)):
-            raise InvalidOptionError(f"Input {name} is {dtype}, which cannot hold its numbers.")
+        array = _array_of_numbers(array, name, dtype)
     if isinstance(array, np.generic):
         array = np.asarray(array)
     if tuple(array.shape) != shape or _dtype_name(array.dtype) != dtype:
@@ -213,6 +211,18 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
     if array.data_ptr() % _ALIGNMENT_BYTES:
         array = array.clone()
     return from_dlpack(array)
+
+
+def _array_of_numbers(numbers: Any, name: str, dtype: str) -> Any:
+    """Return a number, or a list of them, as an array of a type that can hold them."""
+    try:
+        array = np.asarray(numbers, dtype)
+        is_held = array.dtype.kind not in "iub" or np.array_equal(array, np.asarray(numbers))
+    except (OverflowError, TypeError, ValueError):
+        is_held = False
+    if not is_held:
+        raise InvalidOptionError(f"Input {name} is {dtype}, which cannot hold its numbers.")
+    return array
 
 
 def _as_array(output: Any) -> Any:

@@ -58,10 +58,11 @@ class EvolutionProposer(Proposer):
         # One at least: the others are compared with it while they are measured.
         del self._elites[max(1, self._n_elites) :]
 
-    def take_back(self, schedules: Sequence[Schedule]) -> None:
-        """Let candidates compete again that were sent and not tried."""
-        super().take_back(schedules)
-        self._spares += schedules
+    def take_back(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """Let candidates compete once more that the machine failed at; return those that may."""
+        again = super().take_back(schedules)
+        self._spares += again
+        return again
 
     @property
     def _n_spares(self) -> int:

@@ -54,6 +54,7 @@ class Proposer(abc.ABC):
 
     def __post_init__(self) -> None:
         self.excluded = HashSet()  # programs that were sent, or measured by earlier runs
+        self._taken_back = HashSet()
         self.n_rounds = 0
         self._n_population = 0  # programs of the round before its search
         self.model: Any = model_hooks(self.cost_model)
@@ -76,10 +77,14 @@ class Proposer(abc.ABC):
     def tell(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
         """Learn the times of candidates; None is a failure."""
 
-    def take_back(self, schedules: Sequence[Schedule]) -> None:
-        """Let candidates compete again that were sent and not tried."""
-        for schedule in schedules:
+    def take_back(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """Let candidates compete once more that the machine failed at; return those that may."""
+        # One that always takes more memory than there is would end the run.
+        again = [each for each in schedules if key_of(each) not in self._taken_back]
+        for schedule in again:
             self.excluded.discard(key_of(schedule))
+            self._taken_back.update([key_of(schedule)])
+        return again
 
     def promise(self) -> Promise | None:
         """Return the model's forecast for candidates that wait for a later round, if any do."""

@@ -22,7 +22,7 @@ from tvm_adaptive._tvm import (
     model_hooks,
 )
 from tvm_adaptive._tvm.tensor_functions import weights_of
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, is_machine_failure
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.search_strategy.evolution_proposer import EvolutionProposer
 from tvm_adaptive.search_strategy.options import SearchOptions
@@ -219,16 +219,16 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         state = self._live_state()
         schedules: list[Schedule] = []
         times_sec: list[float | None] = []
-        untried: list[Schedule] = []  # of which nothing is known
+        failed: list[Schedule] = []  # by the machine: nothing is known of them
         for candidate, trial in zip(measure_candidates, map(Trial.of, results), strict=True):
-            if trial.is_untried:
-                untried.append(candidate.sch)
-            else:
+            if is_machine_failure(trial.failure):
+                failed.append(candidate.sch)
+            elif not trial.is_untried:
                 schedules.append(candidate.sch)
                 times_sec.append(trial.seconds if math.isfinite(trial.seconds) else None)
         state.n_sent += len(schedules)
         state.proposer.tell(schedules, times_sec)
-        state.proposer.take_back(untried)
+        state.proposer.take_back(failed)
 
     def _set_facts(self, state: _State) -> None:
         if self.trial_log is not None:

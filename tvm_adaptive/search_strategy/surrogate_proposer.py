@@ -111,6 +111,7 @@ class SurrogateProposer(Proposer):
         """Return the state of the search in plain values: all but the task's programs."""
         return {
             "excluded": self.excluded,
+            "taken_back": self._taken_back,
             "n_rounds": self.n_rounds,
             "n_population": self._n_population,
             "elites": self._elites,
@@ -123,6 +124,7 @@ class SurrogateProposer(Proposer):
         """Continue from the state of another process's search of the same task."""
         self.transfer_pool = transfer_pool or self.transfer_pool
         self.excluded, self.n_rounds = carried["excluded"], carried["n_rounds"]
+        self._taken_back = carried["taken_back"]
         self._n_population, self._elites = carried["n_population"], carried["elites"]
         self._prefetched = carried["prefetched"]
         self.rng, self._points_left = carried["rng"], carried["points_left"]
@@ -140,10 +142,13 @@ class SurrogateProposer(Proposer):
                 self._add_elite(sec, point)
         self._share_elites()
 
-    def take_back(self, schedules: Sequence[Schedule]) -> None:
-        """Let candidates compete again that were sent and not tried."""
-        super().take_back(schedules)
-        self.candidates.take_back(schedules)
+    def take_back(self, schedules: Sequence[Schedule]) -> list[Schedule]:
+        """Let candidates compete once more that the machine failed at; return those that may."""
+        again = super().take_back(schedules)
+        self.candidates.take_back(again)
+        for schedule in schedules:  # of the others nothing will be told
+            self.candidates.sent.pop(key_of(schedule), None)
+        return again
 
     def promise(self) -> Promise | None:
         """Return the share of its latency that the best of the pool is expected to save."""
@@ -371,7 +376,7 @@ def draft_of(
     try:
         sketches = Sketches(context, context.space_generator.generate_design_space(context.mod))
         seeds = transfer_pool.ask(anchor_of(context.mod), name, sketches.space, rng)
-        points = [seed.point for seed in seeds if seed.is_own or seed.is_equals][:1]
+        points = [seed.point for seed in seeds if seed.is_equals][:1]
         points += sketches.promising(processor, _N_TRIED, rng)
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)

@@ -46,6 +46,7 @@ class TransferRecord:
     knobs: tuple[Knob, ...]  # of that sketch
     vector: Vector  # the decisions
     seconds: float  # of one run, lower is better
+    is_here: bool = True  # whether this machine has measured it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Seed:
 
     point: Point
     is_own: bool = False  # whether the record is of this very task, by an earlier run
-    is_equals: bool = False  # whether it is of a task with the same extents, on this machine
+    is_equals: bool = False  # whether it is of this or an equal task, on this machine
 
 
 class TransferPool:
@@ -94,7 +95,7 @@ class TransferPool:
         for record, is_own in own:
             point = fit(record, space, rng)
             if point is not None:
-                seeds.setdefault(point, Seed(point, is_own))
+                seeds.setdefault(point, Seed(point, is_own, is_own and record.is_here))
         now = self._now.get(family, {})
         # In the order of arrival, which does not change from process to process as hashes do.
         new = [name for name in now if (family, name) in self._new and name not in before]

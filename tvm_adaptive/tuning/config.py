@@ -312,8 +312,9 @@ class TuneConfig:
         Whether a run also begins with the package's own records of common operators; see
         :mod:`tvm_adaptive.tuning.starter`. Not with ``store="none"``.
     use_all : bool, default False
-        Whether the search uses the budget in any case. Otherwise it also ends when its second
-        half has saved less than can be seen; see :class:`~tvm_adaptive.tuning.stakes.Plateau`.
+        Whether the search goes on until the budget is spent or no task promises a gain.
+        Otherwise it also ends when its second half has saved less than can be seen; see
+        :class:`~tvm_adaptive.tuning.stakes.Plateau`.
     peers : str, default ""
         Frameworks that are timed beside the tuned network, besides the model's own, with
         commas between: ``"ort"``, ``"openvino"``, ``"torch"``, ``"inductor"``.

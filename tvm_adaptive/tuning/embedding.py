@@ -113,10 +113,12 @@ def compile_model(
     target = resolve_target("cpu")
     network = network_of(model, inputs, input_shapes, params)
     folder, keep = _folder(work_dir)
-    least_share, key = 0.0, _key_of(network, target, config)
+    least_share, key = 0.0, ""
     if budget_sec is not None or trials is not None:
-        with open_store(config.store) as store:
-            was_tuned = store is not None and bool(key) and store.was_tuned(key)
+        key, was_tuned = _key_of(network, target, config), False
+        if key:
+            with open_store(config.store) as store:
+                was_tuned = store is not None and store.was_tuned(key)
         least_share = _ANY_SHARE if was_tuned else _LEAST_PROVEN_SHARE
     applied = apply_network(
         network,

@@ -230,16 +230,14 @@ def _in_order(
         return found
     hooks = database_hooks(recorded)
     first = () if hooks is None else itertools.islice(hooks.records_of(mod), N_VERIFIED)
-    return _with_winner(found, first, known.winner)
+    return _with_timed_winner(found, first, known.winner)
 
 
-def _with_winner(
+def _with_timed_winner(
     found: list[TuningRecord], first: Iterable[TuningRecord], winner: Finalist
 ) -> list[TuningRecord]:
-    """Return the records with a proven winner at its place, by this run's own time of it.
-
-    Times of another hour do not compare. ``first`` are those that the run began with.
-    """
+    """Return the records with a proven winner at its place, by this run's own time of it."""
+    # Times of another hour do not compare. The run began with the best of earlier ones.
     record, key = winner.record, _key_of(winner.record)
     keyed = [(_key_of(each), each) for each in found]
     others = [each for its_key, each in keyed if its_key != key]

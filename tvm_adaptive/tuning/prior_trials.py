@@ -119,6 +119,7 @@ def _transfer_records(
         record = transfer_record_of(json.loads(trial.record), seconds)
         if record is not None:  # None for one that this version cannot read
             is_here = store.environment in (None, trial.environment)
+            record = dataclasses.replace(record, is_here=is_here)
             (here if is_here else elsewhere).append(record)
     return here, elsewhere
 

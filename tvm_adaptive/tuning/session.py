@@ -53,8 +53,8 @@ LEAST_FREE_BYTES = 32 << 20
 # In the run's directory: arrays that it was given in memory.
 INPUTS_FILE = "inputs.npz"
 _SCHEDULER_REASONS = {
-    "nothing-left": "no task promises a gain that can be seen",
-    "all-finished": "no task has anything new to try",
+    "nothing-left": "no task promises a gain",
+    "all-finished": "no task is left to try",
     "plateau": "many slots in a row saved too little",
 }
 
@@ -189,8 +189,7 @@ class Session(RunContext):
     def check_goal(self, progress: RunProgress) -> None:
         """End the search if the sum of the tasks is as fast as the user wants."""
         until_ms = self.options.until_ms
-        is_whole = not any(task.is_given_up for task in progress.used_tasks)
-        if until_ms is not None and is_whole and progress.weighted_sec * 1e3 <= until_ms:
+        if until_ms is not None and progress.weighted_sec * 1e3 <= until_ms:
             self._stop(f"{progress.weighted_sec * 1e3:.3f} ms: the goal is reached")
 
     def _check_plateau(self, progress: RunProgress) -> None:
@@ -198,7 +197,7 @@ class Session(RunContext):
         budget = self.budget
         if budget.seconds is None or self.config.use_all:
             return
-        budget.plateau.add(budget.searched_sec, progress.weighted_sec)
+        budget.plateau.add(budget.searched_sec, progress.promising_sec)
         if budget.plateau.is_reached(len(progress.used_tasks)):
             self._stop(
                 "the second half of the search saved less than "

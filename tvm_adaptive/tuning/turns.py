@@ -20,6 +20,7 @@ from tvm_adaptive.workers.pool import WorkerPool
 
 K = TypeVar("K", str, int)
 
+_UNBOUND = {"TVM_BIND_THREADS": "0"}
 # An odd number, whose median is one of them.
 _COUNT_ROUNDS = 7
 # Four repeats: enough for a median.
@@ -41,11 +42,11 @@ def time_in_turns(
     with contextlib.ExitStack() as stack:
         if server is None:
             server = stack.enter_context(contextlib.closing(ForkServer()))
+        # Bound or not alike, so that the numbers of threads are all that differs.
+        envs = {k: {**thread_env(n), **_UNBOUND} for k, (_, n) in libraries.items()}
         pools = {
-            name: stack.enter_context(
-                contextlib.closing(WorkerPool(1, env=thread_env(n_threads), server=server))
-            )
-            for name, (_, n_threads) in libraries.items()
+            name: stack.enter_context(contextlib.closing(WorkerPool(1, env=env, server=server)))
+            for name, env in envs.items()
         }
         for number in range(n_rounds + 1):  # the first one loads the libraries
             # In another order in each round: none always comes after the same one.

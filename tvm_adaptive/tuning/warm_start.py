@@ -110,11 +110,11 @@ class VerdictRecorder:
             return
         mod = report.finalists[0].record.workload.mod
         task = task_of(mod, self._session.target, report.task_name)
-        consequence = "If the run ends early, apply checks its winners once more."
-        with _Reported(self._session, consequence, OSError, where="verdicts"):
-            self._file.add(task, finals)
         # A play-off has a tolerance of its own; one that others did not choose is not theirs.
         is_loose = report.reason == "network" and self._session.config.finish.is_loosened
+        consequence = "If the run ends early, apply checks its winners once more."
+        with _Reported(self._session, consequence, OSError, where="verdicts"):
+            self._file.add(task, finals, is_loose=is_loose)
         finals = [each for each in finals if each.failure or not is_loose]
         if self._session.store is None or is_earlier or not finals:
             return

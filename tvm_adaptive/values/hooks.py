@@ -97,7 +97,10 @@ class RunnerHooks(Protocol):
 class SchedulerHooks(Protocol):
     """A task scheduler that knows what was measured before, and why it ended a run."""
 
-    stop_reason: str  # empty if it did not end the last run
+    @property
+    def stop_reason(self) -> str:
+        """Why it ended the last run; empty if it did not."""
+        return ""
 
     def restore(self, earlier: Mapping[str, Any]) -> None:
         """Begin where earlier attempts of the run ended; by the names of tasks."""

@@ -291,7 +291,7 @@ QUANTISED_PRODUCTS = {
         "QGemm", "q scale zero w columns zeros bias wide zero", "r", MICROSOFT, alpha=0.5
     ),
     "QGemm of rows": node(
-        "QGemm", "q scale zero t wide zero bias", "r", MICROSOFT, transA=1, transB=1
+        "QGemm", "q scale zero t columns zeros bias", "r", MICROSOFT, transA=1, transB=1
     ),
     "MatMulIntegerToFloat": node(
         "MatMulIntegerToFloat", "q w scale columns zero zeros shift", "r", MICROSOFT

@@ -1,4 +1,7 @@
-"""Converters of operators that ONNX Runtime writes when it saves an optimised model."""
+"""Converters of operators that ONNX Runtime writes when it saves what it has optimised.
+
+At its level "extended": those of "all" are for one machine.
+"""
 
 from __future__ import annotations
 

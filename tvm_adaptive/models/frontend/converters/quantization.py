@@ -69,11 +69,10 @@ def convert_qgemm(node: OnnxNode) -> Expr:
     """Convert QGemm of ONNX Runtime; without a scale of its own, the result is a float."""
     op, emit = relax.op, node.builder.emit
     a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = node.inputs[0:9]
-    a, b = emit(_centred(node, a, a_zero)), emit(_centred(node, b, b_zero))
     a = emit(op.permute_dims(a)) if node.number("transA") else a
-    # Scales and zero points of the second are those of its rows, which become columns.
+    # Zero points are those of its columns, also where these are rows of what is given.
     b = emit(op.permute_dims(b)) if node.number("transB") else b
-    product = emit(op.matmul(a, b))
+    product = emit(op.matmul(emit(_centred(node, a, a_zero)), emit(_centred(node, b, b_zero))))
     if bias is not None:
         product = emit(op.add(product, _float(node, bias)))
     alpha = constant(float(node.attributes.get("alpha", 1.0)), "float32")
@@ -99,7 +98,8 @@ def convert_qlinear_where(node: OnnxNode) -> Expr:
     """Convert QLinearWhere of ONNX Runtime."""
     x, y = (_dequantized(node, *node.inputs[place : place + 3]) for place in (1, 4))
     chosen = relax.op.where(node.inputs[0], node.builder.emit(x), node.builder.emit(y))
-    return _requantized(node, chosen, *node.inputs[7:9], node.inputs[1])
+    scale, zero = node.inputs[7:9]
+    return _requantized(node, chosen, scale, zero, node.inputs[1])
 
 
 def convert_qlinear_conv(node: OnnxNode) -> Expr:
