@@ -1,4 +1,5 @@
 import logging
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -286,6 +287,14 @@ def test_what_the_machine_failed_at_competes_again(make_task, proposer):
     task.strategy.notify_runner_results(batch, results)
     again = task.proposer.take_back([candidate.sch for candidate in batch])
     assert again == []
+
+
+def test_a_pool_that_is_too_small_to_learn_from_is_searched_without_a_model(make_task, monkeypatch):
+    module = "tvm_adaptive.search_strategy.surrogate_proposer"
+    task = make_task(AdaptiveSearch(**SMALL), RFEICostModel(n_trees=8, seed=1, n_jobs=1))
+    monkeypatch.setattr(f"{module}.MIN_TO_LEARN", 1 + len(task.proposer.candidates.pool))
+    monkeypatch.setattr(f"{module}.descendants", Mock(side_effect=AssertionError))
+    assert task.proposer._searched(2) == []
 
 
 def test_a_space_that_no_point_of_satisfies_ends_after_a_few_draws(make_task, monkeypatch):

@@ -204,6 +204,19 @@ def test_torch_compile_runs_the_graph_until_a_weight_changes(torch, backend, tmp
         torch.testing.assert_close(function(value), model(value), rtol=1e-3, atol=1e-4)
 
 
+def test_weights_that_change_during_the_search_are_seen(torch, backend, monkeypatch):
+    model, value = perceptron(torch), torch.randn(4, 8)
+
+    def tune(_network, **_options):
+        model[3].bias.add_(1)  # as another thread does that loads a state
+        return lambda x: x
+
+    monkeypatch.setattr(torch_backend, "compile_model", tune)
+    function = torch.compile(model, backend=backend)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="a weight has changed"):
+        torch.testing.assert_close(function(value), model(value))
+
+
 def test_threads_that_call_at_once_compile_once(monkeypatch):
     # Not by PyTorch, which traces in one thread at a time.
     calls, results = [], []

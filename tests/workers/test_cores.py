@@ -42,6 +42,20 @@ print(bool(mine) and mine < before and not mine & bound)
     assert in_a_process(body) == "True"
 
 
+@needs_two
+def test_a_shared_pool_has_no_more_threads_than_it_uses():
+    body = """
+import os
+from tvm_adaptive._tvm import start_thread_pool
+from tvm_adaptive._tvm.threads import share_threads
+n_before, usable = len(os.listdir("/proc/self/task")), os.sched_getaffinity(0)
+share_threads(1)
+n_started = len(os.listdir("/proc/self/task")) - n_before
+print(n_started, start_thread_pool(), os.sched_getaffinity(0) == usable)
+"""
+    assert in_a_process(body) == "0 1 True"
+
+
 @pytest.mark.slow
 @needs_two
 def test_nothing_is_bound_where_no_other_thread_is():
