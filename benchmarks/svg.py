@@ -22,7 +22,8 @@ LEGEND_INSIDE = 4
 # More names below bars than that run into one another.
 _MAX_NAMES = 16
 _LEGEND_ROW = 15
-_LEGEND_COLUMNS = 2
+# Characters of a label that fits into half of the width.
+_HALF_LABEL = 31
 _N_TICKS = 5
 _PANELS_PER_ROW = 3
 
@@ -234,7 +235,7 @@ def _legend_below(colours: dict[str, str]) -> list[str]:
     n_rows = _legend_rows(colours)
     parts = []
     for n, (label, colour) in enumerate(colours.items()):
-        x = 12 + n // n_rows * (WIDTH - 12) / _LEGEND_COLUMNS
+        x = 12 + n // n_rows * (WIDTH - 12) / 2
         y = HEIGHT + 8 + n % n_rows * _LEGEND_ROW
         parts.append(f'<rect x="{x:.0f}" y="{y - 6}" width="12" height="5" fill="{colour}"/>')
         parts.append(text(x + 17, y, label, "start"))
@@ -243,7 +244,9 @@ def _legend_below(colours: dict[str, str]) -> list[str]:
 
 def _legend_rows(colours: dict[str, str]) -> int:
     """Return the rows that a legend takes below the axes."""
-    return -(-len(colours) // _LEGEND_COLUMNS) if len(colours) > LEGEND_INSIDE else 0
+    if len(colours) <= LEGEND_INSIDE:
+        return 0
+    return len(colours) if max(map(len, colours)) > _HALF_LABEL else -(-len(colours) // 2)
 
 
 def _frame(title: str, parts: Sequence[str], n_rows_below: int = 0) -> str:
