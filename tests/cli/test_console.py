@@ -70,12 +70,12 @@ def shown(file):
 
 @pytest.mark.parametrize(
     ("term", "is_live", "file"),
-    [("xterm", True, Terminal()), ("dumb", False, Terminal()), ("xterm", False, io.StringIO())],
+    [("xterm", True, Terminal), ("dumb", False, Terminal), ("xterm", False, io.StringIO)],
 )
 def test_only_a_terminal_that_can_move_its_cursor_is_drawn_on(term, is_live, file, monkeypatch):
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    text = shown(file)
+    text = shown(file())
     assert ("\x1b[?25l" in text) is is_live
     assert ("search ..." in text) is not is_live
     assert ("sum of tasks 1.000 ms" in text) is not is_live

@@ -128,6 +128,7 @@ def test_tasks_that_are_given_up_do_not_hide_a_plateau() -> None:
     progress = RunProgress([hopeless, known])
     assert progress.promising_sec == pytest.approx(3e-3)
     assert math.isinf(progress.weighted_sec)
+    assert math.isinf(RunProgress([hopeless]).promising_sec)
     hopeless.n_trials -= 1
     assert math.isinf(progress.promising_sec)
 

@@ -208,13 +208,14 @@ class VerdictFile:
 
         What passed a looser tolerance than others' is for this run alone.
         """
+        rows = [row_of(each) for each in finals]
         line = {
             "version": _FORMAT_VERSION,
             "compiler": self._compiler,
             "task": task.name,
             "identity": list(task.identity),
             "is_loose": is_loose,
-            "finals": [{name: row_of(each)[name] for name in _KEPT} for each in finals],
+            "finals": [{name: row[name] for name in _KEPT} for row in rows],
         }
         # The first line break ends a torn line, if there is one.
         text = f"\n{json.dumps(line, allow_nan=False)}\n"

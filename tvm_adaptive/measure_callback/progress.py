@@ -79,8 +79,9 @@ class RunProgress:
 
     @property
     def promising_sec(self) -> float:
-        """The same without tasks that are given up, which stay untuned."""
-        return math.fsum(task.share_sec for task in self.used_tasks if not task.is_given_up)
+        """The sum of those that are not given up, which stay untuned; infinite without any."""
+        secs = [task.share_sec for task in self.used_tasks if not task.is_given_up]
+        return math.fsum(secs) if secs else math.inf
 
     def forbid_forms(self) -> None:
         """Use the direct forms from now on, whatever the others take."""

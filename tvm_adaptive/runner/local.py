@@ -332,7 +332,7 @@ class AdaptiveRunner(QueueingRunner):
             cpu_cache_flush=cpu_cache_flush,
         )
         self.n_devices = len(devices)
-        self.suspended: frozenset[str] = frozenset()  # as on farms alone
+        self.suspended: frozenset[str] = frozenset()  # only those of a farm are
         self._measure = measure
         self._time_left = time_left
         pool = WorkerPool(

@@ -131,7 +131,7 @@ class CandidatePool:
         self.forget_programs()
 
     def take_back(self, schedules: Sequence[Schedule]) -> None:
-        """Put programs back that were sent and not tried."""
+        """Put programs back that the machine failed at."""
         sent = {key: each for each in schedules if (key := key_of(each)) in self.sent}
         if sent:
             rows = self._model.describe(self._context, [candidate_of(s) for s in sent.values()])

@@ -170,7 +170,7 @@ class TuneReport:
     errors : dict of str to int
         Messages of failed trials, with their counts.
     stage_secs : dict of str to float
-        Seconds of each stage, in all attempts.
+        Seconds of each stage, in all attempts on this machine.
     shortfall : str
         What the budget was too short for, or why there is no comparison, in words; empty
         otherwise.

@@ -130,9 +130,9 @@ class RunContext:
     seed: int
     budget: Budget
     farm: RPCConfig | None = None  # the devices that libraries run on; None for this machine
-    # Those of them that the search could not use in the end.
+    # The farm's devices that were suspended or rested when the search ended.
     suspended: set[str] = dataclasses.field(default_factory=set)
-    # Seconds that each stage took, in their order, in all attempts.
+    # Seconds that each stage took, in their order, in all attempts on this machine.
     stage_secs: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property

@@ -74,6 +74,12 @@ class DevicePool:
             avoided.discard(min(self.present, key=free_at_sec.__getitem__))
         return frozenset(avoided)
 
+    def rest_sec(self) -> float:
+        """Return the seconds until the first of the avoided devices may be used again."""
+        avoided = self.avoided()
+        free_at_sec = (self.device(address).free_at_sec for address in avoided)
+        return min(free_at_sec, default=math.inf) - self._clock()
+
     def suspect(self, address: str) -> bool:
         """Say whether a failure may be the device's own; then it rests, and another is to try."""
         device = self.device(address)

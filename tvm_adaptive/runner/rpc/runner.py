@@ -172,10 +172,13 @@ class AdaptiveRPCRunner(QueueingRunner):
 
     def _plan(self) -> Plan:
         """Lease a device and measure what is queued."""
-        wanted = (self.rpc_config, self._devices.avoided(), lease.SERVER_WAIT_SEC)
+        rest = (self._devices.avoided(), lease.SERVER_WAIT_SEC, self._devices.rest_sec())
         try:
             address, present = yield Step(
-                "queueing for a device", lease.queue_for_device, wanted, self.queue_timeout_sec
+                "queueing for a device",
+                lease.queue_for_device,
+                (self.rpc_config, *rest),
+                self.queue_timeout_sec,
             )
         except WorkerTimeoutError as error:  # others use all devices
             self._fail_stalled(summary_line(error))
