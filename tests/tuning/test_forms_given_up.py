@@ -65,7 +65,7 @@ def test_a_run_decides_anew_without_the_forms(
         decisions.append((is_second, progress.tasks[0].best_sec))
         return f"database {len(decisions)}", []
 
-    parts = SimpleNamespace(strategy=None, draft=None, close=lambda: None)
+    parts = SimpleNamespace(runner=None, strategy=None, draft=None, close=lambda: None)
     monkeypatch.setattr(tune, "make_parts", lambda _session: parts)
     monkeypatch.setattr(tune, "contexts_of", lambda *_args, **_options: [])
     monkeypatch.setattr(tune, "_plan_reserve", lambda *_args: None)
