@@ -67,6 +67,7 @@ def test_a_run_decides_anew_without_the_forms(
 
     parts = SimpleNamespace(runner=None, strategy=None, draft=None, close=lambda: None)
     monkeypatch.setattr(tune, "make_parts", lambda _session: parts)
+    monkeypatch.setattr(tune, "runner_hooks", lambda _runner: None)
     monkeypatch.setattr(tune, "contexts_of", lambda *_args, **_options: [])
     monkeypatch.setattr(tune, "_plan_reserve", lambda *_args: None)
     monkeypatch.setattr(tune, "_search", lambda *_args: progress)
