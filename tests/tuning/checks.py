@@ -55,6 +55,18 @@ def die(*_args: Any, **_options: Any) -> None:
     os._exit(5)
 
 
+def spend_all_on_compiling(check: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the time of a thousand seconds be over when a check has compiled."""
+    compiled = check._compile
+
+    def slowly(*args: Any) -> Any:
+        found = compiled(*args)
+        clock.now = 999.9
+        return found
+
+    monkeypatch.setattr(check, "_compile", slowly)
+
+
 @contextlib.contextmanager
 def session_in(
     folder: Path,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
-from tests.tuning.checks import Clock, session_in
+from tests.tuning.checks import Clock, session_in, spend_all_on_compiling
 from tvm_adaptive._tvm import (
     copy_record,
     functions_as_tasks,
@@ -50,14 +50,7 @@ def test_functions_are_compiled_before_any_is_compared(
         tasks = functions_as_tasks(operator("GMM"), session.target)
         with OperatorCheck(session, tasks) as check:
             check.measure_untuned()
-            compiled = check._compile
-
-            def slowly(*args: Any) -> Any:
-                found = compiled(*args)
-                clock.now = 999.9
-                return found
-
-            monkeypatch.setattr(check, "_compile", slowly)
+            spend_all_on_compiling(check, clock, monkeypatch)
             assert check.measure_tuned(memory_database()) is None
     assert [path.is_file() for path in check.libraries.values()] == [True]
     assert "no time was left to run" in check.shortfall

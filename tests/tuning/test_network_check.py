@@ -16,7 +16,16 @@ import pytest
 from tests.database.conftest import make_record
 from tests.journals import MemoryJournal
 from tests.models.forms.test_alternatives import network_of, relu
-from tests.tuning.checks import Clock, die, hang, idle, onnx_network, session_in, tuned
+from tests.tuning.checks import (
+    Clock,
+    die,
+    hang,
+    idle,
+    onnx_network,
+    session_in,
+    spend_all_on_compiling,
+    tuned,
+)
 from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     TVM_VERSION,
@@ -117,14 +126,7 @@ def test_the_library_goes_before_the_comparison(
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
-            compiled = check._compile
-
-            def slowly(*args: Any) -> bool:
-                found = compiled(*args)
-                clock.now = 999.9
-                return found
-
-            monkeypatch.setattr(check, "_compile", slowly)
+            spend_all_on_compiling(check, clock, monkeypatch)
             assert check.measure_tuned(database) is None
     assert check.n_tuned == 1
     assert check.library is not None

@@ -146,7 +146,7 @@ class SurrogateProposer(Proposer):
         """Let candidates compete once more that the machine failed at; return those that may."""
         again = super().take_back(schedules)
         self.candidates.take_back(again)
-        for schedule in schedules:  # of the others nothing will be told
+        for schedule in schedules:  # the others never have a result
             self.candidates.sent.pop(key_of(schedule), None)
         return again
 

@@ -36,7 +36,6 @@ from tvm_adaptive.runner.playoff.finalist import (
 from tvm_adaptive.runner.playoff.playoff import (
     FinalistReport,
     final_database,
-    finalist_pool,
     play_off,
     without_playoff,
 )
@@ -48,11 +47,10 @@ from tvm_adaptive.tuning.budget import (
 )
 from tvm_adaptive.tuning.finalists import Finalists, finalists_of, with_proven
 from tvm_adaptive.tuning.form_choice import FormChoice, work_of
-from tvm_adaptive.tuning.library_check import LibraryCheck
+from tvm_adaptive.tuning.library_check import LibraryCheck, kernel_worker
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.parts import make_playoff_builder
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -469,14 +467,8 @@ def _builder_and_pool(
     context: RunContext, folder: Path, time_left: Callable[[], float] | None = None
 ) -> Iterator[tuple[Builder, WorkerPool]]:
     """Open the builder and the worker that play-offs share."""
-    options = (n_cores_of(context.target), context.server, context.farm, time_left)
-    pool = finalist_pool(
-        *options,
-        device_index=context.config.measure.device_indices[0],
-        suspended=context.suspended,
-    )
     with (
-        contextlib.closing(pool),
+        contextlib.closing(kernel_worker(context, time_left)) as pool,
         contextlib.closing(make_playoff_builder(context, folder, time_left)) as builder,
     ):
         yield builder, pool

@@ -78,6 +78,16 @@ class FunctionCheck:
     seconds: float = math.inf  # of one call, roughly
 
 
+def kernel_worker(context: RunContext, time_left: Callable[[], float] | None) -> WorkerPool:
+    """Return the worker that runs kernels and libraries, on this machine or a farm's device."""
+    return finalist_pool(
+        *(n_cores_of(context.target), context.server, context.farm),
+        time_left=time_left,
+        device_index=context.config.measure.device_indices[0],
+        suspended=context.suspended,
+    )
+
+
 class LibraryCheck:
     """What both checks share: workers to run and compile in, and their findings."""
 
@@ -88,12 +98,7 @@ class LibraryCheck:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         # Runs libraries, on this machine or on the farm.
-        self._pool = finalist_pool(
-            *(n_cores_of(context.target), context.server, context.farm),
-            time_left=lambda: context.budget.left_sec,
-            device_index=context.config.measure.device_indices[0],
-            suspended=context.suspended,
-        )
+        self._pool = kernel_worker(context, lambda: context.budget.left_sec)
         # Compiles tuned code: TVM's passes cannot be interrupted in this process.
         self._compiler = WorkerPool(1, server=context.server)
         # This machine links for itself only.

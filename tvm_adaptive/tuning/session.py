@@ -205,7 +205,7 @@ class Session(RunContext):
             )
 
     def scheduler_ended(self, reason: str) -> None:
-        """Note why the task scheduler ended the search, unless it was told to."""
+        """Note why the task scheduler ended the search, unless the budget ended it."""
         if reason and not self.budget.should_stop():
             self._stop(_SCHEDULER_REASONS.get(reason, reason))
 

@@ -58,8 +58,7 @@ def convert_qlinear_matmul(node: OnnxNode) -> Expr:
     op, emit = relax.op, node.builder.emit
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs[0:8]
     # Values of rows of the first matrix, and of columns of the second.
-    a = _centred(node, a, _column(node, a_zero))
-    product = emit(op.matmul(a, _centred(node, b, b_zero)))
+    product = _multiplied(node, a, _column(node, a_zero), b, b_zero)
     scale = emit(op.multiply(_float(node, _column(node, a_scale)), _float(node, b_scale)))
     scaled = op.divide(op.multiply(product, scale), _float(node, _column(node, y_scale)))
     return _quantized(node, scaled, _column(node, y_zero), dtype_of(y_zero))
@@ -72,7 +71,7 @@ def convert_qgemm(node: OnnxNode) -> Expr:
     a = emit(op.permute_dims(a)) if node.number("transA") else a
     # Zero points are those of its columns, also where these are rows of what is given.
     b = emit(op.permute_dims(b)) if node.number("transB") else b
-    product = emit(op.matmul(emit(_centred(node, a, a_zero)), emit(_centred(node, b, b_zero))))
+    product = _multiplied(node, a, a_zero, b, b_zero)
     if bias is not None:
         product = emit(op.add(product, _float(node, bias)))
     alpha = constant(float(node.attributes.get("alpha", 1.0)), "float32")
@@ -89,7 +88,7 @@ def convert_matmul_to_float(node: OnnxNode) -> Expr:
         a, a_scale, a_zero = _quantized_by_range(node, node.inputs[0])
     else:
         a, b, a_scale, b_scale, a_zero, b_zero, bias = node.inputs[0:7]
-    product = emit(op.matmul(emit(_centred(node, a, a_zero)), emit(_centred(node, b, b_zero))))
+    product = _multiplied(node, a, a_zero, b, b_zero)
     result = op.multiply(product, op.multiply(_float(node, a_scale), _float(node, b_scale)))
     return result if bias is None else op.add(emit(result), bias)
 
@@ -161,6 +160,11 @@ def _requantized(node: OnnxNode, x: Expr, scale: Expr, zero: Expr | None, like: 
     """Return a quantised result of the type of an input."""
     scaled = relax.op.divide(node.builder.emit(x), _float(node, scale))
     return _quantized(node, scaled, zero, dtype_of(like))
+
+
+def _multiplied(node: OnnxNode, a: Expr, a_zero: Any, b: Expr, b_zero: Any) -> Expr:
+    emit = node.builder.emit
+    return emit(relax.op.matmul(*(emit(_centred(node, *x)) for x in ((a, a_zero), (b, b_zero)))))
 
 
 def _convolved(node: OnnxNode, x: Expr, x_zero: Any, w: Expr, w_zero: Any) -> Expr:
