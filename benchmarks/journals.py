@@ -188,11 +188,14 @@ def load_bench(folder: Path) -> Bench:
     }
     runs = [load_run(path.parent) for path in outcomes]
     runs.sort(key=lambda run: order.get(_key_of(dataclasses.asdict(run.spec)), len(order)))
-    neutral: dict[str, dict[str, Rounds]] = {}
-    for workload in dict.fromkeys(run.spec.workload for run in runs):
-        there = folder / runs_folder(workload)
-        neutral[workload] = {**_earlier_rounds(there), **read_rounds(there / NEUTRAL_JOURNAL)[0]}
+    workloads = dict.fromkeys(run.spec.workload for run in runs)
+    neutral = {each: neutral_rounds(folder / runs_folder(each)) for each in workloads}
     return Bench(_machines_of(events), noise, tuple(runs), neutral)
+
+
+def neutral_rounds(folder: Path) -> dict[str, Rounds]:
+    """Return the rounds of a workload's neutral measurement by entries' names."""
+    return {**_earlier_rounds(folder), **read_rounds(folder / NEUTRAL_JOURNAL)[0]}
 
 
 def read_rounds(path: Path) -> tuple[dict[str, Rounds], dict[str, str]]:

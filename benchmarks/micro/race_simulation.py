@@ -13,32 +13,25 @@ The limit follows the noise as a run would estimate it, from pairs of measuremen
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.figures.variance import read_runs
 from benchmarks.machine import write_figure
+from benchmarks.micro.recorded_noise import RESULTS_FOLDER, Array, read_recordings
 from tvm_adaptive.runner.evaluator import RACED, Race, evaluate
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.values.noise import MachineNoise
 
-Array = npt.NDArray[np.float64]
-
-_HERE = Path(__file__).parent
-RUNS_FILE = _HERE / "results" / "variance.json.xz"
-ROUNDS_FOLDER = _HERE.parent / "results"
+RUNS_FILE = Path(__file__).parent / "results" / "variance.json.xz"
 # Times of the incumbent's: the goal is for the first; the others show what a race is for.
 CANDIDATES = (0.95, 1.5, 2.0)
 # Measurements that the incumbent is the fastest of: alone, and of a batch; 0 is the same round.
 LUCKIEST_OF = (0, 1, 16)
 _N_REPEATS = 2000
-# Fewer rounds have no median to differ from.
-_MIN_ROUNDS = 10
 
 
 class ReplayTimer:
@@ -111,19 +104,6 @@ def share_dropped(
     return n_dropped / n_repeats
 
 
-def recorded_factors(folder: Path) -> list[Array]:
-    """Return of each round of neutral measurements the libraries' times over their medians."""
-    found: list[Array] = []
-    for path in sorted(folder.glob("*/*/neutral.json")):
-        entries = json.loads(path.read_text())["entries"].values()
-        timed = [np.array(entry.get("samples_ms") or []) for entry in entries]
-        whole = [each / np.median(each) for each in timed if len(each) >= _MIN_ROUNDS]
-        n_rounds = min((len(each) for each in whole), default=0)
-        if len(whole) > 1:
-            found += list(np.stack([each[:n_rounds] for each in whole], axis=1))
-    return found
-
-
 def estimated_noise(rounds: Sequence[Array], rng: np.random.Generator) -> float:
     """Return the noise that a run would estimate from two measurements of each round."""
     noise = MachineNoise()
@@ -145,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=_N_REPEATS)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    rounds, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
+    rounds = [each for found in read_recordings(RESULTS_FOLDER) for each in found.factors]
+    runs = recorded_runs(RUNS_FILE)
     rng = np.random.default_rng(0)
     noise = estimated_noise(rounds, rng)
     print(f"noise {100 * noise:.1f} %: behind at {Race(1.0, noise).behind_factor:.2f} x")

@@ -78,7 +78,7 @@ class Simulation:
         self.arm_table = ArmTable(
             [arm.name for arm in arms], [arm.weight for arm in arms], [arm.flop for arm in arms]
         )
-        options = dataclasses.replace(DEFAULT, slot_trials=BATCH, retire_share=0.0)
+        options = dataclasses.replace(DEFAULT, slot_trials=BATCH, postpone_share=0.0)
         self.policy = DynaTunePolicy(options)
         self.devices = [0.0] * world.n_devices
         self.lanes = [0.0] * world.n_lanes

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from benchmarks.micro.race_simulation import (
-    ROUNDS_FOLDER,
     RUNS_FILE,
     ReplayTimer,
     estimated_noise,
-    recorded_factors,
     recorded_runs,
     share_dropped,
 )
@@ -52,22 +47,8 @@ def test_a_lucky_incumbent_drops_what_is_better() -> None:
     assert (honest, lucky) == (0.0, pytest.approx(0.5, abs=0.3))
 
 
-def test_what_was_recorded_is_read(tmp_path: Path) -> None:
-    folder = tmp_path / "bench" / "te-GMM"
-    folder.mkdir(parents=True)
-    entries = {
-        "a": {"samples_ms": [2.0] * 6 + [4.0] * 5},
-        "b": {"samples_ms": [1.0] * 12},
-        "c": {"samples_ms": [1.0]},
-        "d": {"error": "failed"},
-    }
-    (folder / "neutral.json").write_text(json.dumps({"entries": entries}))
-    found = recorded_factors(tmp_path)
-    assert [each.tolist() for each in found] == [[1.0, 1.0]] * 6 + [[2.0, 1.0]] * 5
-    rounds, runs = recorded_factors(ROUNDS_FOLDER), recorded_runs(RUNS_FILE)
-    assert len(rounds) > 100
-    assert np.median(np.concatenate(rounds)) == pytest.approx(1.0, abs=0.02)
-    assert all(len(kernels) >= 8 for kernels in runs.values())
+def test_published_runs_are_read() -> None:
+    assert all(len(kernels) >= 8 for kernels in recorded_runs(RUNS_FILE).values())
 
 
 def test_what_a_round_has_in_common_cancels() -> None:

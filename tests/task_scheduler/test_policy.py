@@ -233,7 +233,7 @@ def test_seconds_that_nobody_charged_count_alike(rng):
 def test_the_packages_own_forecast_is_used(method, rng):
     falling = 10.0 * np.exp(-np.arange(40) / 30.0) + 5.0
     stuck = np.append(falling, np.full(400, 20.0))
-    tuner = DynaTunePolicy(PolicyOptions(method=method, retire_share=0.0))
+    tuner = DynaTunePolicy(PolicyOptions(method=method, postpone_share=0.0))
     decision = tuner.choose([arm(stuck, sec=440.0), arm(falling, sec=40.0)], rng)
     assert decision.arm == 1
     assert (decision.scores >= 0).all()
@@ -256,7 +256,7 @@ def test_the_presets():
         ({"index": "best"}, "index must be one of gain-per-sec.*'best'"),
         ({"method": "guess"}, "method must be one of .*'guess'"),
         ({"epsilon": 1.1}, r"epsilon must be in \[0, 1\] but got 1.1"),
-        ({"retire_share": 1.0}, r"retire_share must be in \[0, 1\) but got 1.0"),
+        ({"postpone_share": 1.0}, r"postpone_share must be in \[0, 1\) but got 1.0"),
         ({"slot_trials": 0}, "slot_trials must be at least 1 but got 0"),
         ({"patience_trials": 0}, "patience_trials must be at least 1"),
         ({"slot_sec": 0.0}, "slot_sec must be above 0"),

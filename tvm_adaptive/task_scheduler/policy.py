@@ -49,7 +49,7 @@ class PolicyOptions:
     # is postponed if it has not improved for a while: a thousand such slots would not save 1 %.
     # When the others have become so fast that its share is larger, it is played again. The run
     # ends when all are postponed or retired. 0 postpones none
-    retire_share: float = 1e-5
+    postpone_share: float = 1e-5
     # A live arm that has waited for this many slots per live arm gets a small slot whatever its
     # score: at most every tenth slot goes to waiting arms. ``inf`` turns it off
     starve_after: float = 10.0
@@ -64,7 +64,7 @@ class PolicyOptions:
         check_choices("index", self.index, INDICES)
         check_choices("method", self.method, METHODS)
         check_share("epsilon", self.epsilon, "[0, 1]")
-        check_share("retire_share", self.retire_share)
+        check_share("postpone_share", self.postpone_share)
         check_at_least("slot_trials", self.slot_trials, 1)
         check_at_least("patience_trials", self.patience_trials, 1)
         check_positive("slot_sec", self.slot_sec)
@@ -85,7 +85,7 @@ PAPER = PolicyOptions(
     method="emcee",
     warm_up=WarmUp(n_trials=None, give_up_trials=200, give_up_slots=200),
     patience_trials=200,
-    retire_share=0.0,
+    postpone_share=0.0,
     starve_after=math.inf,
     peer_margin=None,
 )
@@ -145,7 +145,7 @@ class DynaTunePolicy:
         self._update_outlooks(arms, live, rng)
         gains_ms = {k: self._outlooks[k].gain_ms for k in live}
         worth_ms = forms.worth(gains_ms)
-        total_ms, share = stages.end_to_end_ms(arms), options.retire_share
+        total_ms, share = stages.end_to_end_ms(arms), options.postpone_share
         live = [k for k in live if not stages.is_postponed(arms[k], worth_ms[k], total_ms, share)]
         if not live and not openings:
             return Decision(None, "nothing-left", retired=retired)

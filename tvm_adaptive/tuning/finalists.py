@@ -245,7 +245,7 @@ def _with_timed_winner(
     secs = secs or [mean_sec(each) for each in first if _key_of(each) == key]
     sec = min((sec for sec in secs if sec < FAILED_SEC), default=winner.final_sec())
     timed = TuningRecord(record.trace, record.workload, [sec], record.target, record.args_info)
-    n_before = sum(mean_sec(each) < SELECTION_BIAS * sec for each in others)
+    n_before = sum(mean_sec(each) < (1.0 - SELECTION_BIAS) * sec for each in others)
     return [*others[:n_before], timed, *others[n_before:]]
 
 

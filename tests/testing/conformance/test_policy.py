@@ -29,7 +29,7 @@ def options(**changes):
         DynaTunePolicy,
         lambda: DynaTunePolicy(PAPER_WITHOUT_SAMPLING),
         *(options(index=index, method="records") for index in INDICES),
-        options(method="records", retire_share=0.0),
+        options(method="records", postpone_share=0.0),
         options(method="records", slot_sec=5.0),
         GradientPolicy,
         round_robin,
