@@ -32,7 +32,7 @@ from tvm_adaptive.database.verdicts import VERDICT_FILE, VerdictFile
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
-from tvm_adaptive.tuning.finalists import finalists_of_run
+from tvm_adaptive.tuning.finals.finalists import finalists_of_run
 from tvm_adaptive.tuning.resume import resume
 
 QUICK = TuneConfig(

@@ -17,7 +17,7 @@ from tvm_adaptive.models import Network, compile_network, prepare, run_exported,
 from tvm_adaptive.models.network import network_of_nn
 from tvm_adaptive.runner import local
 from tvm_adaptive.runner.playoff import verifier
-from tvm_adaptive.tuning import library_check
+from tvm_adaptive.tuning.checks import operators
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig, MeasureConfig, SearchConfig
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -55,7 +55,7 @@ def test_a_run_ends_whatever_hangs(
     elif what == "reference":
         monkeypatch.setattr(verifier, "run_reference", hang)
     else:
-        monkeypatch.setattr(library_check, "export_function", hang)
+        monkeypatch.setattr(operators, "export_function", hang)
     report = tune_tir(
         te_workload("GMM"), work_dir=tmp_path, budget_sec=BUDGET_SEC, seed=1, config=QUICK
     )

@@ -26,10 +26,10 @@ from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.report import read_run
 from tvm_adaptive.tuning import deploy
+from tvm_adaptive.tuning.checks.network import NetworkCheck
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
-from tvm_adaptive.tuning.network_check import NetworkCheck
 from tvm_adaptive.tuning.target import resolve_target
 
 FACTORY = """

@@ -18,7 +18,8 @@ from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import Network
-from tvm_adaptive.tuning import embedding, network_check, torch_backend
+from tvm_adaptive.tuning import embedding, torch_backend
+from tvm_adaptive.tuning.checks import network as network_check
 from tvm_adaptive.tuning.config import FinishConfig
 from tvm_adaptive.workers.environment import Environment
 

@@ -14,7 +14,7 @@ from tvm_adaptive._tvm import memory_database
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.tuning import deploy, tune
-from tvm_adaptive.tuning.library_check import LibraryCheck
+from tvm_adaptive.tuning.checks.library import LibraryCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.values.forms import FormKey
 

@@ -21,9 +21,10 @@ from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.frontend import Sample, load
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.finalists import Finalists, finalists_of_run, finalists_of_store
-from tvm_adaptive.tuning.finals import checked_database
+from tvm_adaptive.tuning.finals.decision import checked_database
+from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of_run, finalists_of_store
 from tvm_adaptive.tuning.manifest import (
     MANIFEST_FILE,
     Interface,
@@ -31,7 +32,6 @@ from tvm_adaptive.tuning.manifest import (
     interface_of,
     write_manifest,
 )
-from tvm_adaptive.tuning.model_check import Check, tasks_and_check
 from tvm_adaptive.tuning.native import filled, is_supported, write_programs
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison

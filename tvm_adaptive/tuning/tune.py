@@ -45,9 +45,9 @@ from tvm_adaptive.models.frontend import (
 from tvm_adaptive.runner.playoff.playoff import FINAL_DIR
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
-from tvm_adaptive.tuning.finals import decide
-from tvm_adaptive.tuning.model_check import Check, tasks_and_check
+from tvm_adaptive.tuning.finals.decision import decide
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.parts import Parts, build_sec_of, check_parts, make_parts

@@ -15,7 +15,7 @@ from tests.models.test_compare_calls import changed, nothing
 from tvm_adaptive._tvm import relax
 from tvm_adaptive.models import compile_network, export
 from tvm_adaptive.models.compare_calls import ComparedCalls, compare_calls
-from tvm_adaptive.tuning.build_check import compared_outputs
+from tvm_adaptive.tuning.checks.functions import compared_outputs
 from tvm_adaptive.tuning.target import resolve_target
 
 Compare = Callable[..., ComparedCalls]

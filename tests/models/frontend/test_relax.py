@@ -12,7 +12,7 @@ from tvm_adaptive.models import prepare, transformer
 from tvm_adaptive.models.frontend import load, network_of_imported, slug
 from tvm_adaptive.models.frontend.shapes import by_name
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.checks.network import NetworkCheck
 from tvm_adaptive.tuning.session import RunOptions, open_session
 
 

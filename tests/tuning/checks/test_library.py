@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
-from tests.tuning.checks import Clock, session_in, spend_all_on_compiling
+from tests.tuning.checks.shared import Clock, session_in, spend_all_on_compiling
 from tvm_adaptive._tvm import (
     copy_record,
     functions_as_tasks,
@@ -18,11 +18,10 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive._tvm import te_workload as operator
 from tvm_adaptive.measure_callback.history import History
-from tvm_adaptive.tuning import (
-    library_check,
-)
 from tvm_adaptive.tuning.budget import Budget
-from tvm_adaptive.tuning.library_check import Measurement, OperatorCheck
+from tvm_adaptive.tuning.checks import library, operators
+from tvm_adaptive.tuning.checks.library import Measurement
+from tvm_adaptive.tuning.checks.operators import OperatorCheck
 from tvm_adaptive.tuning.outcome import Comparison
 
 
@@ -68,7 +67,7 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
         with OperatorCheck(session, tasks) as check:
             check.measure_untuned()
-            monkeypatch.setattr(library_check, "schedule_tir", fail)
+            monkeypatch.setattr(operators, "schedule_tir", fail)
             assert check.measure_tuned(database) is None
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"
@@ -83,7 +82,7 @@ def test_an_earlier_library_whose_outputs_did_not_agree_goes(
 ) -> None:
     report = {"comparison": comparison, "coverage": "one of all"}
     session = make_session(history=History(library_report=report))
-    assert library_check.coverage_of_earlier(session) == coverage
+    assert library.coverage_of_earlier(session) == coverage
 
 
 def test_single_functions_are_compared_as_in_play_offs(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -21,7 +20,6 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.errors import (
-    ImportMismatchError,
     InvalidOptionError,
     MachineError,
     WorkerError,
@@ -39,13 +37,14 @@ from tvm_adaptive.models import (
 from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
 from tvm_adaptive.models.frontend.load import slug
-from tvm_adaptive.models.network import Original
 from tvm_adaptive.models.prepare import fastest_forms_of, in_forms
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
 from tvm_adaptive.tuning.budget import EndCosts
-from tvm_adaptive.tuning.build_check import compare_functions, compared_outputs, functions_of
-from tvm_adaptive.tuning.library_check import (
+from tvm_adaptive.tuning.checks.difference import MOST_SEC, source_of_difference
+from tvm_adaptive.tuning.checks.framework import FrameworkReference
+from tvm_adaptive.tuning.checks.functions import compare_functions, compared_outputs, functions_of
+from tvm_adaptive.tuning.checks.library import (
     UNTUNED_SHARE,
     FunctionCheck,
     LibraryCheck,
@@ -53,12 +52,10 @@ from tvm_adaptive.tuning.library_check import (
     coverage_of_earlier,
     key_of_record,
 )
+from tvm_adaptive.tuning.checks.untuned import UntunedBuild, tuned_margin
 from tvm_adaptive.tuning.outcome import Comparison
-from tvm_adaptive.tuning.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.source_of_difference import MOST_SEC, source_of_difference
 from tvm_adaptive.tuning.target import n_threads_of
-from tvm_adaptive.tuning.untuned_build import UntunedBuild, tuned_margin
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
 from tvm_adaptive.workers.roofline import measure_roofline
@@ -97,11 +94,10 @@ class NetworkCheck(LibraryCheck):
             self.forms = prepared.alternatives.keys
         self._network = network
         self._inputs = network.inputs(context.seed)
-        self._original = network.original
         self._device_kind = device_kind(context.target)
+        self._is_here = context.farm is None and self._device_kind == "cpu"
+        self._framework = FrameworkReference(context, network, self._inputs, is_here=self._is_here)
         self._before: Measurement | None = None  # untuned
-        self._expected: list[Any] | None = None  # the framework's outputs
-        self._original_sec = 0.0
         self._compiling: UntunedBuild | None = None
         self._compile_sec = 0.0  # of the untuned functions, without writing the weights
         self._load_sec = _LOAD_SEC
@@ -116,13 +112,6 @@ class NetworkCheck(LibraryCheck):
         self._steps: dict[str, tuple[str, str, str]] = {}
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f".untuned{self._suffix}"
-        has_file = network.original is not None and network.original.file is not None
-        self._is_here = context.farm is None and self._device_kind == "cpu"
-        self._has_rivals = has_file and self._is_here
-        if context.config.peers and not self._has_rivals:
-            context.observer.note(
-                "peers are left out: they run ONNX and PyTorch models on this machine's CPU"
-            )
 
     def without_forms(self) -> None:
         """Compute everything in its direct form from now on."""
@@ -135,19 +124,7 @@ class NetworkCheck(LibraryCheck):
 
     @property
     def _later_run_sec(self) -> float:
-        return self._load_sec + self._rivals_sec
-
-    @property
-    def _rivals_sec(self) -> float:
-        original = self._original if self._has_rivals else None
-        n_frameworks = n_rivals(original, self._context.config.peers)
-        budget_sec = self._context.budget.seconds
-        return rivals_reserve_sec(n_frameworks, self._original_sec, budget_sec)
-
-    @property
-    def _has_reference(self) -> bool:
-        """Whether the model's own framework is timed, and the untuned network is not."""
-        return self._has_rivals and self._expected is not None
+        return self._load_sec + self._framework.reserve_sec
 
     def end_costs(self) -> EndCosts:
         """Return the seconds that ``measure_tuned`` takes, with timing of frameworks."""
@@ -157,7 +134,7 @@ class NetworkCheck(LibraryCheck):
         return dataclasses.replace(
             costs,
             later_sec=costs.least_later_sec + tuned_sec,
-            margin_sec=costs.margin_sec + self._rivals_sec,
+            margin_sec=costs.margin_sec + self._framework.reserve_sec,
             network_check_sec=self._network_check_sec,
             weight_secs={name: _SEC_PER_WEIGHT_BYTE * n for name, n in n_bytes.items()},
         )
@@ -239,7 +216,7 @@ class NetworkCheck(LibraryCheck):
     def begin_untuned(self) -> None:
         """Start to compile the network without tuning; ``measure_untuned`` waits for it."""
         # Where the framework is timed, the untuned network is only compared with.
-        self._compile_untuned(quick=self._has_rivals)
+        self._compile_untuned(quick=self._framework.has_rivals)
 
     def _compile_untuned(self, *, quick: bool) -> UntunedBuild:
         with as_invalid_option(f"TVM cannot compile {self._prepared.name}"):
@@ -251,8 +228,7 @@ class NetworkCheck(LibraryCheck):
     def __exit__(self, *exception: object) -> None:
         if self._compiling is not None:
             self._compiling.close()
-        if self._original is not None:
-            self._original.close()
+        self._framework.close()
         super().__exit__(*exception)
         self._remove_others()
 
@@ -260,10 +236,11 @@ class NetworkCheck(LibraryCheck):
         """Compile the network untuned and check its import; without a framework, time it, too."""
         context = self._context
         with context.stage("untuned"):
-            if self._original is not None and context.budget.left_sec > 0:
-                self._ask_original(self._original)
-            build = self._compiling or self._compile_untuned(quick=self._has_reference)
-            if build.is_quick and not self._has_reference:  # its latency is what is improved on
+            if context.budget.left_sec > 0:
+                self._framework.run()
+            has_reference = self._framework.replaces_untuned
+            build = self._compiling or self._compile_untuned(quick=has_reference)
+            if build.is_quick and not has_reference:  # its latency is what is improved on
                 build.close()
                 build = self._compile_untuned(quick=False)
             outcome = build.result()
@@ -280,33 +257,20 @@ class NetworkCheck(LibraryCheck):
             self._before = self._measure_untuned()
         if self._before is None:
             return
-        if not self._has_reference:
+        if not has_reference:
             context.journal.write("untuned", seconds=self._before.latency_sec)
             context.observer.note(f"untuned: {self._before.latency_sec * 1e3:.2f} ms")
-        if self._original is not None and self._expected is not None:
-            self._check_import(self._original, self._before.outputs, self._expected)
-
-    def _ask_original(self, original: Original) -> None:
-        """Compute the outputs in the framework that the network comes from."""
-        start_sec = time.perf_counter()
-        try:
-            # Where it is timed in the end, its process stays: importing PyTorch takes 2 to 3 s.
-            with contextlib.nullcontext() if self._has_rivals else contextlib.closing(original):
-                self._expected = original.run(self._inputs)
-        except Exception as error:  # the framework's own errors, of any kind
-            message = f"{original.framework} could not run it: {summary_line(error)}"
-            self._context.observer.note(f"outputs are not checked: {message}")
-            self._context.journal.write("error", where="original", message=message)
-        self._original_sec = time.perf_counter() - start_sec
+        self._framework.check_import(self._before.outputs)
 
     def _measure_untuned(self) -> Measurement | None:
         """Run the untuned network; time it if it is the reference."""
-        share = _REFERENCE_SHARE if self._has_reference else UNTUNED_SHARE
+        has_reference = self._framework.replaces_untuned
+        share = _REFERENCE_SHARE if has_reference else UNTUNED_SHARE
         most_sec, late = share * self._context.budget.left_sec, None
-        if self._has_reference or (self._is_here and most_sec > _SLOW_RUN_SEC):
+        if has_reference or (self._is_here and most_sec > _SLOW_RUN_SEC):
             most_sec = min(most_sec, _SLOW_RUN_SEC)
             late = self._report_slow
-        run = functools.partial(try_exported, min_seconds=0.0 if self._has_reference else 0.5)
+        run = functools.partial(try_exported, min_seconds=0.0 if has_reference else 0.5)
         task = (str(self._untuned), self._inputs, self._device_kind)
         start_sec = time.perf_counter()
         found = self._run(run, task, self._untuned, most_sec, late)
@@ -319,32 +283,12 @@ class NetworkCheck(LibraryCheck):
 
     def _report_slow(self, most_sec: float) -> None:
         text = f"untuned, an inference takes more than {most_sec:.0f} s"
-        if self._original is not None and self._expected is not None:
-            text += f"; outputs are first compared with {self._original.framework} after tuning"
+        if self._framework.expected is not None:
+            text += f"; outputs are first compared with {self._framework.name} after tuning"
             self._context.observer.note(text)
             self._context.journal.write("error", where=self._untuned.name, message=text)
         else:
             self._report_shortfall(f"{text}, and no other reference is there", "")
-
-    def _check_import(
-        self, original: Original, outputs: Sequence[Any], expected: Sequence[Any]
-    ) -> None:
-        """Compare with the framework that the network comes from."""
-        difference = largest_difference(outputs, expected)
-        problem = self._problem_beside_framework(outputs, expected)
-        known = {"framework": original.framework, "agree": problem is None, "problem": problem}
-        self._context.journal.write("original", **known, **difference._asdict())
-        apart = f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
-        if problem is not None:
-            raise ImportMismatchError(
-                f"Imported and untuned, {self._prepared.name} computes something else than "
-                f"{original.framework} (largest difference {apart}): {problem}. That comes from no "
-                "tuned function, so that tuning would be useless. If that is rounding, allow more "
-                "of it: finish.rtol, in a file for --config or in TuneConfig."
-            )
-        self._context.observer.note(
-            f"outputs agree with {original.framework}; largest difference {apart}"
-        )
 
     def measure_tuned(self, database: Database) -> Comparison | None:
         """Compile with a database; compare with the framework, or with the untuned network."""
@@ -364,7 +308,9 @@ class NetworkCheck(LibraryCheck):
             if not is_compiled:
                 self._use_earlier_or_untuned()
             # An untuned library is compared with a framework only, and if it is quick.
-            is_comparable = is_compiled or (self._has_reference and self._before is not None)
+            is_comparable = is_compiled or (
+                self._framework.replaces_untuned and self._before is not None
+            )
             comparison = self._compare_tuned(path) if is_comparable else None
             if comparison is not None:
                 self._write_roofline()
@@ -424,15 +370,14 @@ class NetworkCheck(LibraryCheck):
         outputs = self._run(run_exported, task, path)
         if outputs is None:
             return None
-        original = self._original if self._has_rivals else None
-        rivals = Rivals(self._context, original, self._inputs, self._problem_beside_framework)
+        rivals = self._framework.rivals()
         secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
         framework, before_sec = "", self._comparable_sec(self._before)
         expected = None if self._before is None else self._before.outputs
-        if self._original is not None and self._expected is not None:
-            framework, expected = self._original.framework, self._expected
+        if self._framework.expected is not None:
+            framework, expected = self._framework.name, self._framework.expected
             own = [peer.secs for peer in rivals.timings if peer.framework == framework]
-            if self._has_rivals:
+            if self._framework.has_rivals:
                 before_sec = statistics.median(own[0]) if own else math.inf
         if expected is None:
             return None
@@ -463,7 +408,7 @@ class NetworkCheck(LibraryCheck):
     ) -> str:
         """Say where the tuned network's outputs are wrong, and which function that comes from."""
         if framework:
-            problem = self._problem_beside_framework(outputs, expected)
+            problem = self._framework.problem(outputs, expected)
         else:
             rtol, names = self._context.config.finish.rtol, self._network.output_names
             problem = outputs_problem(outputs, expected, rtol, names=names)
@@ -478,12 +423,6 @@ class NetworkCheck(LibraryCheck):
             tuned=self.covered.tuned,
         )
         return f"{problem}; {source}"
-
-    def _problem_beside_framework(
-        self, outputs: Sequence[Any], expected: Sequence[Any]
-    ) -> str | None:
-        rtol = self._context.config.finish.rtol
-        return self._network.problem_beside_framework(outputs, expected, rtol)
 
     def _compile(self, database: Database, path: Path) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""

@@ -1,4 +1,4 @@
-"""The play-offs at the end of a run, and those of records that are deployed without one."""
+"""What the end of a run decides: which records and forms are deployed, each of them checked."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
 
 from tvm_adaptive._tvm import (
-    Builder,
     Database,
     ExtractedTask,
     IRModule,
@@ -25,44 +22,16 @@ from tvm_adaptive._tvm import (
     memory_database,
 )
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
-from tvm_adaptive.runner.playoff.finalist import (
-    CALL_TIMEOUT_SEC,
-    NOT_CHECKED,
-    REFERENCE_TIMEOUT_SEC,
-    Finalist,
-    PlayoffOptions,
-    as_recorded,
-)
-from tvm_adaptive.runner.playoff.playoff import (
-    FinalistReport,
-    final_database,
-    play_off,
-    without_playoff,
-)
-from tvm_adaptive.tuning.budget import (
-    LEAST_CHECK_SEC,
-    LEAST_TIMING_SEC,
-    PLAYOFF_CHECK_SEC,
-    Budget,
-)
-from tvm_adaptive.tuning.finalists import Finalists, finalists_of, with_proven
-from tvm_adaptive.tuning.form_choice import FormChoice, work_of
-from tvm_adaptive.tuning.library_check import LibraryCheck, kernel_worker
+from tvm_adaptive.runner.playoff.finalist import NOT_CHECKED, Finalist, as_recorded
+from tvm_adaptive.runner.playoff.playoff import FinalistReport, final_database, without_playoff
+from tvm_adaptive.tuning.checks.library import LibraryCheck
+from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.finals.form_choice import FormChoice, work_of
+from tvm_adaptive.tuning.finals.playoffs import checked_now, hold_playoffs
 from tvm_adaptive.tuning.outcome import TaskOutcome
-from tvm_adaptive.tuning.parts import make_playoff_builder
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
-from tvm_adaptive.workers.pool import WorkerPool
-from tvm_adaptive.workers.scratch import ScratchFolder
 
-# For a task that is deployed without a search: enough rounds to tell candidates apart that
-# differ by a few percent.
-_SHORT_TIMING_SEC = 1.0
-# A check mostly takes a second; one that needs longer must not use up the time of all others.
-_LEAST_LIMIT_SEC = 5.0
-# An untuned function may run so long also when the budget is spent: without it, nothing
-# of the task can be checked, and its search was useless.
-_LEAST_REFERENCE_SEC = 30.0
 # Of a task's records, what its stake follows from: the best two.
 _N_STAKED = 2
 # A play-off that ended like this does not say whether a record of the task is sound.
@@ -71,36 +40,6 @@ _UNDECIDED = ("not-held", "no-time", "no-reference", "error")
 
 # A schedule for a task without trials; None where there is none.
 Draft: TypeAlias = Callable[[TuneContext, np.random.Generator], TuningRecord | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Allowance:
-    """What a task's play-off may take, by its position among the play-offs of a run."""
-
-    share: float  # of the latency of all tasks
-    n_left: int  # tasks whose play-offs have not been held, this one included
-    due_sec: float  # to check and compile the later tasks that have no checked record
-    most_sec: float = math.inf  # in which a search would bring as much
-
-    def limit_sec(self, spare_sec: float) -> float:
-        """Return the seconds that the play-off may take, so that later tasks can be checked.
-
-        If the time does not suffice for all, the tasks that matter most are checked, which
-        come first: equal shares would be too short for any.
-        """
-        least_sec = min(spare_sec, _LEAST_LIMIT_SEC)
-        limit_sec = max(spare_sec - self.due_sec, spare_sec / self.n_left, least_sec)
-        return min(limit_sec, self.most_sec)
-
-    def timing_sec(self, spare_sec: float, max_sec: float) -> float:
-        """Return the seconds that the play-off's timings may take."""
-        fair_sec = (spare_sec - self.n_left * PLAYOFF_CHECK_SEC) / self.n_left
-        most_sec = min(max_sec, self.most_sec - PLAYOFF_CHECK_SEC)
-        return min(most_sec, max(LEAST_TIMING_SEC, fair_sec))
-
-    def is_hurried(self, spare_sec: float) -> bool:
-        """Return True if a full play-off would leave too little to check later tasks."""
-        return spare_sec < PLAYOFF_CHECK_SEC + self.due_sec
 
 
 def decide(
@@ -142,10 +81,10 @@ def decide(
         most_secs = budget.worthy([each.stake for each in finalists], budget.spare_sec)
         wanted = {index: finalists[index].complete() for index in most_secs}
     with contextlib.closing(VerdictRecorder(session, is_second=is_second)) as recorder:
-        reports |= _hold_playoffs(session, wanted, recorder, most_secs)
+        reports |= hold_playoffs(session, wanted, recorder, most_secs)
         if budget.checks_network and not budget.interrupted:
             _check_others(session, check, finalists, reports, recorder)
-        hold = functools.partial(_hold_playoffs, session, recorder=recorder)
+        hold = functools.partial(hold_playoffs, session, recorder=recorder)
         choice = _hold_direct(choice, reports, hold)
         # ``apply`` and ``show`` read the run's own verdicts: also on what the store has proven.
         for report in reports.values():
@@ -271,7 +210,7 @@ def _check_others(
         if reports[index].winner is None
     }
     if failed:
-        for index, report in _hold_playoffs(session, failed, recorder).items():
+        for index, report in hold_playoffs(session, failed, recorder).items():
             reports[index] = report.with_lost(reports[index].finalists)
 
 
@@ -310,99 +249,6 @@ def _check_together(
     return found, {index: problem for index in winners if (problem := verdicts[index].problem)}
 
 
-def _hold_playoffs(
-    session: Session,
-    finalists: Mapping[int, Finalists],
-    recorder: VerdictRecorder,
-    most_secs: Mapping[int, float] = MappingProxyType({}),
-) -> dict[int, FinalistReport]:
-    """Hold the play-offs of tasks; some have a limit of their own for their seconds."""
-    budget, reports = session.budget, dict[int, FinalistReport]()
-    if not finalists:
-        return reports
-    # If the time does not suffice for all: first those without a checked record, and among
-    # them the ones that matter most.
-    order = sorted(finalists, key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec))
-    total_sec = sum(each.importance_sec for each in finalists.values()) or 1.0
-    last_sec = PLAYOFF_CHECK_SEC
-    is_checked_later = bool(most_secs)  # within the network, what has no play-off
-    with (
-        session.stage("play-off"),
-        _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool),
-    ):
-        for n_done, index in enumerate(order):
-            mine, later = finalists[index], [finalists[i] for i in order[n_done + 1 :]]
-            n_tuned = sum(report.winner is not None for report in reports.values())
-            n_tuned += sum(each.proven is not None for each in later)
-            budget.release_playoffs((1 + n_tuned) / len(order))
-            held = without_playoff(mine.records, mine.proven, mine.name)
-            if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
-                reports[index] = held
-                continue
-            if is_checked_later and budget.spare_sec < PLAYOFF_CHECK_SEC + LEAST_TIMING_SEC:
-                reports[index] = held  # of one finalist alone, the network's check tells as much
-                continue
-            if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
-                reports[index] = dataclasses.replace(held, reason="no-time")
-                continue
-            n_due = 0 if is_checked_later else sum(each.is_due for each in later)
-            allowance = Allowance(
-                share=mine.importance_sec / total_sec,
-                n_left=len(order) - n_done,
-                due_sec=n_due * (LEAST_CHECK_SEC + budget.compile_task_sec),
-                most_sec=most_secs.get(index, math.inf),
-            )
-            held = hold_playoff(session, mine, allowance, builder=builder, pool=pool)
-            last_sec = held.elapsed_sec
-            reports[index] = with_proven(held, mine, session.observer)
-            recorder.add(reports[index])
-    return reports
-
-
-def hold_playoff(
-    session: Session, mine: Finalists, allowance: Allowance, *, builder: Builder, pool: WorkerPool
-) -> FinalistReport:
-    """Hold the play-off of a task; in a hurry, only its best record is checked."""
-    finish, spare_sec = session.config.finish, session.budget.spare_sec
-    is_hurried = allowance.is_hurried(spare_sec)
-    options = PlayoffOptions(
-        top_k=1 if is_hurried else finish.top_k,
-        n_qualifiers=0 if is_hurried else round(allowance.share * finish.n_qualifiers),
-        qualifying_sec=allowance.share * session.budget.qualifying_sec(finish),
-        prefetch=finish.prefetch and not is_hurried,
-        timeout_sec=_call_timeout_sec(session),
-        reference_timeout_sec=reference_timeout_sec(session.budget),
-        max_sec=allowance.timing_sec(spare_sec, finish.max_task_sec),
-        limit_sec=allowance.limit_sec(spare_sec),
-        seed=session.seed,
-        scratch_dir=session.work_dir,
-    )
-    return _play_off(session, mine, options, builder, pool)
-
-
-def _call_timeout_sec(context: RunContext) -> float:
-    """Return a deadline of a check or timing that no kernel misses which the runner measured."""
-    return max(CALL_TIMEOUT_SEC, 2.0 * context.config.measure.timeout_sec)
-
-
-def _play_off(
-    context: RunContext,
-    mine: Finalists,
-    options: PlayoffOptions,
-    builder: Builder,
-    pool: WorkerPool,
-) -> FinalistReport:
-    return play_off(
-        mine.records,
-        context.target,
-        options,
-        builder=builder,
-        pool=pool,
-        journal=context.journal,
-        task_name=mine.name,
-    )
-
-
 def checked_database(
     context: RunContext, finalists: Sequence[Finalists], check: LibraryCheck
 ) -> Database:
@@ -437,46 +283,9 @@ def _checked_reports(
             f"{len(unknown)} of {len(finalists)} tasks were in no play-off: they are checked now"
         )
         with context.stage("play-off"):
-            found = list(_checked_now(context, [finalists[index] for index in unknown]))
+            found = list(checked_now(context, [finalists[index] for index in unknown]))
             reports |= dict(zip(unknown, found, strict=False))
     return reports
-
-
-def _checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterator[FinalistReport]:
-    with (
-        ScratchFolder("playoff", context.work_dir) as folder,
-        _builder_and_pool(context, folder) as (builder, pool),
-    ):
-        options = PlayoffOptions(
-            top_k=context.config.finish.top_k,
-            prefetch=False,
-            timeout_sec=_call_timeout_sec(context),
-            max_sec=_SHORT_TIMING_SEC,
-            seed=context.seed,
-            scratch_dir=folder,
-        )
-        for mine in finalists:
-            if context.budget.interrupted:
-                return
-            held = _play_off(context, mine, options, builder, pool)
-            yield with_proven(held, mine, context.observer)
-
-
-@contextlib.contextmanager
-def _builder_and_pool(
-    context: RunContext, folder: Path, time_left: Callable[[], float] | None = None
-) -> Iterator[tuple[Builder, WorkerPool]]:
-    """Open the builder and the worker that play-offs share."""
-    with (
-        contextlib.closing(kernel_worker(context, time_left)) as pool,
-        contextlib.closing(make_playoff_builder(context, folder, time_left)) as builder,
-    ):
-        yield builder, pool
-
-
-def reference_timeout_sec(budget: Budget) -> float:
-    """Return the deadline of an untuned function's run: longer if the budget allows it."""
-    return min(REFERENCE_TIMEOUT_SEC, max(_LEAST_REFERENCE_SEC, budget.spare_sec))
 
 
 def outcome_of(task: TaskProgress, report: FinalistReport, *, is_used: bool = True) -> TaskOutcome:

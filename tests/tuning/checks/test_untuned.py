@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from tests.tuning.checks import Clock, die, hang, onnx_network, session_in, tuned
+from tests.tuning.checks.shared import Clock, die, hang, onnx_network, session_in, tuned
 from tvm_adaptive._tvm import (
     memory_database,
 )
@@ -18,11 +18,9 @@ from tvm_adaptive.errors import (
     InvalidOptionError,
 )
 from tvm_adaptive.models import Network
-from tvm_adaptive.tuning import (
-    untuned_build,
-)
 from tvm_adaptive.tuning.budget import Budget
-from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.checks import untuned
+from tvm_adaptive.tuning.checks.network import NetworkCheck
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -50,7 +48,7 @@ def test_the_untuned_network_is_compiled_beside_other_work(
 def test_a_run_that_ends_stops_the_compilation_of_the_untuned_network(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(untuned_build, "export_module", hang)
+    monkeypatch.setattr(untuned, "export_module", hang)
     budget = Budget()
     with session_in(tmp_path, budget) as session:
         prepared, database = tuned(network, session)
@@ -69,7 +67,7 @@ def test_a_run_that_ends_stops_the_compilation_of_the_untuned_network(
 def test_an_untuned_network_that_cannot_be_compiled_ends_the_run(
     tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(untuned_build, "export_module", refuse if case == "refuses" else die)
+    monkeypatch.setattr(untuned, "export_module", refuse if case == "refuses" else die)
     with session_in(tmp_path, Budget()) as session:
         prepared, _ = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm_adaptive._tvm import IRModule, argument_bytes, estimate_tir_flops
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
-from tvm_adaptive.tuning.finalists import Finalists
+from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.values import roofline
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, form_costs, in_use
 

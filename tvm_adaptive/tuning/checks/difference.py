@@ -8,7 +8,7 @@ from tvm_adaptive._tvm import normalize_mod, workload_key
 from tvm_adaptive.errors import OutOfTimeError, WorkerError, summary_line
 from tvm_adaptive.models import Prepared, extract
 from tvm_adaptive.models.compare_calls import ComparedCalls
-from tvm_adaptive.tuning.build_check import functions_of
+from tvm_adaptive.tuning.checks.functions import functions_of
 from tvm_adaptive.tuning.session import RunContext
 
 # Of a comparison of all functions: the untuned network is slow.

@@ -38,11 +38,11 @@ from tvm_adaptive.runner.playoff.finalist import (
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
-from tvm_adaptive.tuning import finals
 from tvm_adaptive.tuning.budget import Budget, EndCosts
+from tvm_adaptive.tuning.checks.library import FunctionCheck
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.finalists import Finalists
-from tvm_adaptive.tuning.library_check import FunctionCheck
+from tvm_adaptive.tuning.finals import decision, playoffs
+from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.values.forms import NO_FORM, FormKey
@@ -192,7 +192,7 @@ def reserve(budget: Budget, seconds: float) -> None:
 def test_an_untuned_function_may_take_what_the_budget_leaves(
     left_sec: float, deadline_sec: float
 ) -> None:
-    assert finals.reference_timeout_sec(budget_with(left_sec, 1e9)) == deadline_sec
+    assert playoffs.reference_timeout_sec(budget_with(left_sec, 1e9)) == deadline_sec
 
 
 @pytest.mark.parametrize(
@@ -212,14 +212,14 @@ def test_a_task_is_only_checked_where_the_seconds_would_not_suffice_for_the_othe
     def play_off(_records: Any, _target: Any, options: PlayoffOptions, **_parts: Any) -> None:
         given.append(options)
 
-    monkeypatch.setattr(finals, "play_off", play_off)
+    monkeypatch.setattr(playoffs, "play_off", play_off)
     budget = budget_with(left_sec)
     reserve(budget, 10.0)
     session = make_session(budget=budget)
     mine: Any = SimpleNamespace(records=(), name="main")
     nothing: Any = None
-    allowance = finals.Allowance(share=0.5, n_left=10, due_sec=9.0)
-    finals.hold_playoff(session, mine, allowance, builder=nothing, pool=nothing)
+    allowance = playoffs.Allowance(share=0.5, n_left=10, due_sec=9.0)
+    playoffs.hold_playoff(session, mine, allowance, builder=nothing, pool=nothing)
     (options,) = given
     assert {key: getattr(options, key) for key in expected} == pytest.approx(expected)
 
@@ -262,14 +262,14 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         given.append(options)
         return FinalistReport("main", (), "played", 1.0)
 
-    monkeypatch.setattr(finals, "play_off", play_off)
+    monkeypatch.setattr(playoffs, "play_off", play_off)
     seen: list[FinalistReport] = []
 
     def outcome(_task: Any, report: FinalistReport, **_options: Any) -> TaskOutcome:
         seen.append(report)
         return TaskOutcome("main", 1.0, 4, 0, math.inf)
 
-    monkeypatch.setattr(finals, "outcome_of", outcome)
+    monkeypatch.setattr(decision, "outcome_of", outcome)
     mine: Any = SimpleNamespace(
         name="main",
         mod=None,
@@ -279,13 +279,13 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         is_proven=is_proven,
         is_due=not is_proven,
     )
-    monkeypatch.setattr(finals, "finalists_of", lambda *_args, **_options: [mine])
+    monkeypatch.setattr(decision, "finalists_of", lambda *_args, **_options: [mine])
     budget = budget_with(left_sec, 100.0)
     reserve(budget, 10.0)
     nothing: Any = None
     any_check: Any = Check()
     task: Any = SimpleNamespace(name="main", weight=1.0, n_trials=4, n_errors=0)
-    database, _ = finals.decide(
+    database, _ = decision.decide(
         make_session(budget=budget),
         [nothing],
         [nothing],
@@ -300,9 +300,9 @@ def test_what_there_is_no_time_to_check_stays_untuned(
 
 
 def test_a_play_off_leaves_the_others_the_time_to_be_checked() -> None:
-    assert finals.Allowance(0.5, n_left=10, due_sec=5.4).limit_sec(20.0) == pytest.approx(14.6)
+    assert playoffs.Allowance(0.5, n_left=10, due_sec=5.4).limit_sec(20.0) == pytest.approx(14.6)
     # There is not even that much: the first ones are checked.
-    hurried = finals.Allowance(0.5, n_left=40, due_sec=39.0)
+    hurried = playoffs.Allowance(0.5, n_left=40, due_sec=39.0)
     assert hurried.limit_sec(20.0) == 5.0
     assert hurried.limit_sec(2.0) == 2.0
 
@@ -354,7 +354,7 @@ def decided(
         mine.append(
             dataclasses.replace(found, read_all=functools.partial(lambda each: each, found))
         )
-    monkeypatch.setattr(finals, "finalists_of", lambda *_args, **_options: mine)
+    monkeypatch.setattr(decision, "finalists_of", lambda *_args, **_options: mine)
 
     def play_off(records: Any, *_args: Any, task_name: str, **_parts: Any) -> FinalistReport:
         if not records:
@@ -363,7 +363,7 @@ def decided(
         sec = float(records[0].run_secs[0]) if records[0].run_secs else 1.5e-3  # a draft
         return FinalistReport(task_name, (Finalist(records[0], sec, sec, unchecked=""),), reason, 1)
 
-    monkeypatch.setattr(finals, "play_off", play_off)
+    monkeypatch.setattr(playoffs, "play_off", play_off)
     progress = RunProgress(
         [
             TaskProgress(
@@ -375,7 +375,7 @@ def decided(
         ]
     )
     any_check: Any = check
-    _, outcomes = finals.decide(
+    _, outcomes = decision.decide(
         session, [], contexts_of_mods(mine), progress, any_check, draft=draft
     )
     final = json_database(session.work_dir / "final").get_all_tuning_records()
@@ -426,16 +426,16 @@ def test_a_playoff_that_is_worth_its_time_is_held_and_its_winner_in_the_network(
 def test_a_play_off_saves_no_time_for_what_is_checked_within_the_network(
     make_session: Any, monkeypatch: pytest.MonkeyPatch, left_sec: float, n_held: int
 ) -> None:
-    budget, due_secs, hold = budget_with(left_sec, 1000.0), [], finals.hold_playoff
+    budget, due_secs, hold = budget_with(left_sec, 1000.0), [], playoffs.hold_playoff
     budget.plan_reserve(DEFAULT.finish, 2, EndCosts(200.0, 5.0, network_check_sec=1.0))
     budget.spent_sec += 300.0
     budget.seconds = 1300.0
 
-    def watched(session: Any, mine: Any, allowance: finals.Allowance, **parts: Any) -> Any:
+    def watched(session: Any, mine: Any, allowance: playoffs.Allowance, **parts: Any) -> Any:
         due_secs.append(allowance.due_sec)
         return hold(session, mine, allowance, **parts)
 
-    monkeypatch.setattr(finals, "hold_playoff", watched)
+    monkeypatch.setattr(playoffs, "hold_playoff", watched)
     session, check = make_session(budget=budget, target=TARGET), Check("", "")
     outcomes, *_ = decided(session, monkeypatch, check, [[2e-3, 2e-3], [2e-3, 2e-3]])
     assert due_secs == [0.0] * n_held

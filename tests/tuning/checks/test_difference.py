@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.injection import without_bodies
-from tests.tuning.checks import Answer, Clock, session_in, tuned
+from tests.tuning.checks.shared import Answer, Clock, session_in, tuned
 from tvm_adaptive._tvm import (
     IRModule,
 )
@@ -20,14 +20,10 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare
 from tvm_adaptive.models.compare_calls import ComparedCalls
-from tvm_adaptive.tuning import (
-    build_check,
-    network_check,
-    peers,
-    source_of_difference,
-)
 from tvm_adaptive.tuning.budget import Budget
-from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.checks import difference, functions, peers
+from tvm_adaptive.tuning.checks import network as network_check
+from tvm_adaptive.tuning.checks.network import NetworkCheck
 
 
 @pytest.mark.parametrize("is_timed", [True, False])
@@ -90,9 +86,9 @@ def test_the_search_for_a_function_costs_no_more_than_its_part_of_the_message(
     builds = (("untuned.so", "net.so"), [], "cpu")
 
     def compare() -> ComparedCalls:
-        return build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=120.0)
+        return functions.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=120.0)
 
     prepared = prepare(network, session.target)
-    found = source_of_difference.source_of_difference(session, compare, prepared, tuned=())
+    found = difference.source_of_difference(session, compare, prepared, tuned=())
     assert text in found
     assert pool.limits_sec == ([] if left_sec < 1 else [left_sec])

@@ -16,7 +16,7 @@ import pytest
 from tests.database.conftest import make_record
 from tests.journals import MemoryJournal
 from tests.models.forms.test_alternatives import network_of, relu
-from tests.tuning.checks import (
+from tests.tuning.checks.shared import (
     Clock,
     die,
     hang,
@@ -51,14 +51,10 @@ from tvm_adaptive.models import Network, extract, prepare, run_exported
 from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.models.frontend import with_sample
-from tvm_adaptive.tuning import (
-    build_check,
-    library_check,
-    network_check,
-    peers,
-)
 from tvm_adaptive.tuning.budget import Budget
-from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.checks import functions, library, peers
+from tvm_adaptive.tuning.checks import network as network_check
+from tvm_adaptive.tuning.checks.network import NetworkCheck
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.values.forms import DIRECT, NO_FORM
@@ -71,8 +67,8 @@ def on_farm(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     def local_pool(_cores: int, server: Any, _farm: Any, **_options: Any) -> WorkerPool:
         return WorkerPool(1, server=server)
 
-    monkeypatch.setattr(library_check, "finalist_pool", local_pool)
-    monkeypatch.setattr(library_check, "save_linked", shutil.copyfile)
+    monkeypatch.setattr(library, "finalist_pool", local_pool)
+    monkeypatch.setattr(library, "save_linked", shutil.copyfile)
     return dataclasses.replace(session, farm=RPCConfig("nowhere", 1, "board", 1, 5))
 
 
@@ -321,7 +317,7 @@ def test_a_sample_of_one_number_does_not_check_functions(
             given.extend(builds[1])
             return ComparedCalls()
 
-        monkeypatch.setattr(build_check, "compare_builds", compare)
+        monkeypatch.setattr(functions, "compare_builds", compare)
         with NetworkCheck(session, sampled, prepared) as check:
             check._compare_functions()
             assert all(np.ptp(each) > 0 for each in given)

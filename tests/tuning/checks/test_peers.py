@@ -15,10 +15,10 @@ from tests.tuning.observers import Notes
 from tvm_adaptive.errors import WorkerTaskError
 from tvm_adaptive.models.frontend import PEERS, READER_ENV
 from tvm_adaptive.models.network import Original
-from tvm_adaptive.tuning import peers
 from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.checks import peers
+from tvm_adaptive.tuning.checks.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 

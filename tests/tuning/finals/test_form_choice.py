@@ -17,8 +17,8 @@ from tvm_adaptive._tvm import json_database
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.tuning.config import DEFAULT
-from tvm_adaptive.tuning.finalists import Finalists
-from tvm_adaptive.tuning.form_choice import FormChoice
+from tvm_adaptive.tuning.finals.finalists import Finalists
+from tvm_adaptive.tuning.finals.form_choice import FormChoice
 from tvm_adaptive.values.forms import DIRECT, FormKey
 
 FORMS = {

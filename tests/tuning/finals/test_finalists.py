@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.database.conftest import make_record
+from tests.tuning.finals.test_decision import TARGET, session_of
 from tests.tuning.observers import Notes
-from tests.tuning.test_finals import TARGET, session_of
 from tvm_adaptive._tvm import (
     TVM_VERSION,
     ExtractedTask,
@@ -31,8 +31,8 @@ from tvm_adaptive.runner.playoff.finalist import (
     as_recorded,
 )
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
-from tvm_adaptive.tuning import finals
-from tvm_adaptive.tuning.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.finals import decision
+from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of, with_proven
 
 
 def gmm_task() -> ExtractedTask:
@@ -158,20 +158,20 @@ def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
     mine = Finalists(mod, "main", (other, record), 1e-3, proven)
     wrong = Finalist(other, 1e-9, disqualified="wrong result", unchecked="")
     task, notes = TaskProgress("main", 1.0), Notes()
-    outcome = finals.outcome_of(task, finals.with_proven(held(wrong), mine, notes))
+    outcome = decision.outcome_of(task, with_proven(held(wrong), mine, notes))
     assert (outcome.best_sec, outcome.played_off, outcome.n_disqualified) == (1e-3, True, 1)
     # Found out now, it does not stand any longer.
     out = Finalist(record, 1e-3, disqualified="wrong result", unchecked="")
-    outcome = finals.outcome_of(task, finals.with_proven(held(wrong, out), mine, notes))
+    outcome = decision.outcome_of(task, with_proven(held(wrong, out), mine, notes))
     assert (outcome.best_sec, outcome.played_off) == (math.inf, False)
     assert notes.notes == []
     # That it could not be built this time says nothing of it.
     unbuilt = Finalist(record, 1e-3, disqualified="build: machine: out of memory")
-    outcome = finals.outcome_of(task, finals.with_proven(held(wrong, unbuilt), mine, notes))
+    outcome = decision.outcome_of(task, with_proven(held(wrong, unbuilt), mine, notes))
     assert (outcome.best_sec, outcome.played_off) == (1e-3, True)
     nothing = dataclasses.replace(mine, proven=None)
     unknown = held(as_recorded(other, "no reference: timeout"), reason="no-reference")
-    outcome = finals.outcome_of(task, finals.with_proven(unknown, nothing, notes))
+    outcome = decision.outcome_of(task, with_proven(unknown, nothing, notes))
     assert (outcome.best_sec, outcome.played_off) == (1e-3, False)
     assert notes.notes == ["main stays untuned, as nothing could be checked: no reference: timeout"]
 
@@ -195,7 +195,7 @@ def test_a_lucky_record_does_not_replace_what_was_proven(
     found = [Finalist(lucky, 0.5e-3, timed_sec, unchecked="")]
     if proven_again_sec is not None:
         found.append(Finalist(record, 1e-3, proven_again_sec, unchecked=""))
-    report = finals.with_proven(held(*found, reason="no-time"), mine, Notes())
+    report = with_proven(held(*found, reason="no-time"), mine, Notes())
     assert report.winner is not None
     assert report.winner.final_sec() == deployed_sec
     assert len(report.finalists) == (2 if deployed_sec == 1e-3 else len(found))
@@ -206,6 +206,6 @@ def test_what_was_proven_in_a_fast_hour_can_be_beaten_in_this_one() -> None:
     today, other = make_record(mod, TARGET, 2e-3, 1), make_record(mod, TARGET, 1.4e-3, 2)
     proven = Finalist(make_record(mod, TARGET, 1e-3, 1), 1e-3, 1e-3, unchecked="")
     mine = Finalists(mod, "main", (other, today), 1e-3, proven)
-    report = finals.with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine, Notes())
+    report = with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine, Notes())
     assert report.winner is not None
     assert report.winner.record is other

@@ -8,8 +8,8 @@ from typing import TypeAlias
 from tvm_adaptive._tvm import ExtractedTask, functions_as_tasks
 from tvm_adaptive.errors import as_invalid_option
 from tvm_adaptive.models import Network, TIRWorkload, extract, prepare
-from tvm_adaptive.tuning.library_check import OperatorCheck
-from tvm_adaptive.tuning.network_check import NetworkCheck
+from tvm_adaptive.tuning.checks.network import NetworkCheck
+from tvm_adaptive.tuning.checks.operators import OperatorCheck
 from tvm_adaptive.tuning.session import RunContext
 
 Check: TypeAlias = NetworkCheck | OperatorCheck

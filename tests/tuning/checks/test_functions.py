@@ -13,16 +13,14 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from tests.tuning.checks import Answer, Clock, session_in
+from tests.tuning.checks.shared import Answer, Clock, session_in
 from tvm_adaptive.errors import (
     OutOfTimeError,
     WorkerDiedError,
 )
 from tvm_adaptive.models.compare_calls import ComparedCalls
-from tvm_adaptive.tuning import (
-    build_check,
-)
 from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.checks import functions
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.workers.pool import WorkerPool
 
@@ -50,14 +48,14 @@ def die_in(name: str) -> Any:
 def test_a_crash_is_the_problem_of_the_function_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problems: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(build_check, "compare_calls", die_in(name))
+    monkeypatch.setattr(functions, "compare_calls", die_in(name))
     with session_in(tmp_path, Budget()) as session, contextlib.closing(pool_of(session)) as pool:
         builds = (("untuned.so", "net.so"), [], "cpu")
-        found = build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
+        found = functions.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
         assert found == ComparedCalls({"g": 1}, problems)
-        monkeypatch.setattr(build_check, "compare_calls", die_in(""))
+        monkeypatch.setattr(functions, "compare_calls", die_in(""))
         with pytest.raises(WorkerDiedError):  # nobody knows what it was
-            build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
+            functions.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
 
 
 def hang_in_f(*_args: Any, steps: Any, skipped: Sequence[str], progress_file: str) -> ComparedCalls:
@@ -73,13 +71,13 @@ def hang_in_f(*_args: Any, steps: Any, skipped: Sequence[str], progress_file: st
 def test_a_hang_is_told_from_the_end_of_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_sec: float
 ) -> None:
-    monkeypatch.setattr(build_check, "compare_calls", hang_in_f)
+    monkeypatch.setattr(functions, "compare_calls", hang_in_f)
     budget = Budget(left_sec, Clock())
     with session_in(tmp_path, budget) as session, contextlib.closing(pool_of(session)) as pool:
         builds = (("untuned.so", "net.so"), [], "cpu")
 
         def compare() -> ComparedCalls:
-            return build_check.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=3.0)
+            return functions.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=3.0)
 
         if left_sec < 3.0:
             with pytest.raises(OutOfTimeError, match="the time ended while"):
@@ -99,7 +97,5 @@ def test_what_is_compiled_is_checked_even_if_that_ends_after_the_budget(
     budget = Budget(10.0, Clock(), spent_sec=10.0 - left_sec)
     session, pool = make_session(budget=budget), Answer(ComparedCalls())
     builds = (("untuned.so", "net.so"), [], "cpu")
-    build_check.compare_builds(
-        session, pool, builds, {}, rtol=1e-3, most_sec=60.0, in_overtime=True
-    )
+    functions.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0, in_overtime=True)
     assert pool.limits_sec == [limit_sec]

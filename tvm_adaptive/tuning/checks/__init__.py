@@ -1,0 +1,1 @@
+"""The checks of a model before and after its search: outputs, latency, and what differs."""

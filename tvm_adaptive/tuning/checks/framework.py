@@ -1,0 +1,100 @@
+"""The framework that a network comes from: what outputs and latency are compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_adaptive.errors import ImportMismatchError, summary_line
+from tvm_adaptive.models import Network, largest_difference
+from tvm_adaptive.tuning.checks.peers import Rivals, n_rivals, rivals_reserve_sec
+from tvm_adaptive.tuning.session import RunContext
+
+
+class FrameworkReference:
+    """The outputs of a network's own framework, and the frameworks that are timed beside it."""
+
+    def __init__(
+        self, context: RunContext, network: Network, inputs: Sequence[Any], *, is_here: bool
+    ) -> None:
+        self._context = context
+        self._network = network
+        self._inputs = inputs
+        self._original = network.original
+        self._run_sec = 0.0  # of its first inference, with starting it
+        self.expected: list[Any] | None = None  # its outputs
+        has_file = self._original is not None and self._original.file is not None
+        # Whether it and its rivals are timed in the end.
+        self.has_rivals = has_file and is_here
+        if context.config.peers and not self.has_rivals:
+            context.observer.note(
+                "peers are left out: they run ONNX and PyTorch models on this machine's CPU"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name and version; empty for a network that comes from no framework."""
+        return "" if self._original is None else self._original.framework
+
+    @property
+    def replaces_untuned(self) -> bool:
+        """Whether it is timed, and the untuned network is not."""
+        return self.has_rivals and self.expected is not None
+
+    @property
+    def reserve_sec(self) -> float:
+        """Seconds that timing the frameworks takes in the end."""
+        original = self._original if self.has_rivals else None
+        n_frameworks = n_rivals(original, self._context.config.peers)
+        return rivals_reserve_sec(n_frameworks, self._run_sec, self._context.budget.seconds)
+
+    def run(self) -> None:
+        """Compute the outputs; report why if that is impossible."""
+        original = self._original
+        if original is None:
+            return
+        start_sec = time.perf_counter()
+        try:
+            # Where it is timed in the end, its process stays: importing PyTorch takes 2 to 3 s.
+            with contextlib.nullcontext() if self.has_rivals else contextlib.closing(original):
+                self.expected = original.run(self._inputs)
+        except Exception as error:  # the framework's own errors, of any kind
+            message = f"{original.framework} could not run it: {summary_line(error)}"
+            self._context.observer.note(f"outputs are not checked: {message}")
+            self._context.journal.write("error", where="original", message=message)
+        self._run_sec = time.perf_counter() - start_sec
+
+    def check_import(self, outputs: Sequence[Any]) -> None:
+        """Compare the untuned network's outputs, if the framework has computed some."""
+        if self.expected is None:
+            return
+        difference = largest_difference(outputs, self.expected)
+        problem = self.problem(outputs, self.expected)
+        known = {"framework": self.name, "agree": problem is None, "problem": problem}
+        self._context.journal.write("original", **known, **difference._asdict())
+        apart = f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
+        if problem is not None:
+            raise ImportMismatchError(
+                f"Imported and untuned, {self._network.name} computes something else than "
+                f"{self.name} (largest difference {apart}): {problem}. That comes from no tuned "
+                "function, so that tuning would be useless. If that is rounding, allow more of "
+                "it: finish.rtol, in a file for --config or in TuneConfig."
+            )
+        self._context.observer.note(f"outputs agree with {self.name}; largest difference {apart}")
+
+    def problem(self, outputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
+        """Say where a library's outputs disagree with a framework's; None if they agree."""
+        rtol = self._context.config.finish.rtol
+        return self._network.problem_beside_framework(outputs, expected, rtol)
+
+    def rivals(self) -> Rivals:
+        """Return the frameworks to time in turns with the library, which may be none."""
+        original = self._original if self.has_rivals else None
+        return Rivals(self._context, original, self._inputs, self.problem)
+
+    def close(self) -> None:
+        """End the framework's process."""
+        if self._original is not None:
+            self._original.close()
