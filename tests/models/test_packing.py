@@ -9,7 +9,7 @@ import pytest
 from tvm import te
 from tvm.script import tirx as T
 
-from tests.models.test_folding import counting
+from tests.models.rewrites.test_folding import counting
 from tvm_adaptive._tvm import (
     PrimFunc,
     bindings_of,

@@ -32,8 +32,8 @@ from tvm_adaptive._tvm import (
     tirx,
 )
 from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.models.folding import with_values
 from tvm_adaptive.models.network import without_dead_bindings
+from tvm_adaptive.models.rewrites.folding import with_values
 
 Array = npt.NDArray[Any]
 

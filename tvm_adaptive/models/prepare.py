@@ -23,25 +23,25 @@ from tvm_adaptive._tvm.tensor_functions import (
 )
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.errors import InvalidOptionError, check_choices, summary_line
-from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
-from tvm_adaptive.models.concatenated import with_parts_of_concatenations
-from tvm_adaptive.models.concatenation import with_runs
-from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.forms import Alternatives
-from tvm_adaptive.models.fusion import fused
-from tvm_adaptive.models.grouped import is_grouped
-from tvm_adaptive.models.in_place import with_products_in_place
 from tvm_adaptive.models.network import Network, operator_of
-from tvm_adaptive.models.pointwise import as_products
-from tvm_adaptive.models.rewrites import (
-    legalizations,
+from tvm_adaptive.models.rewrites.affine import fold_affine, with_numbers_as_data
+from tvm_adaptive.models.rewrites.concatenated import with_parts_of_concatenations
+from tvm_adaptive.models.rewrites.concatenation import with_runs
+from tvm_adaptive.models.rewrites.folding import fold
+from tvm_adaptive.models.rewrites.fusion import fused
+from tvm_adaptive.models.rewrites.grouped import is_grouped
+from tvm_adaptive.models.rewrites.in_place import with_products_in_place
+from tvm_adaptive.models.rewrites.legalizations import legalizations
+from tvm_adaptive.models.rewrites.pointwise import as_products
+from tvm_adaptive.models.rewrites.simplification import (
     split_clips,
     without_equal_broadcasts,
     without_masked_rows,
 )
-from tvm_adaptive.models.subnormals import without_subnormals
-from tvm_adaptive.models.views import without_repeated_moves
-from tvm_adaptive.models.wide_sums import with_wide_sums
+from tvm_adaptive.models.rewrites.subnormals import without_subnormals
+from tvm_adaptive.models.rewrites.views import without_repeated_moves
+from tvm_adaptive.models.rewrites.wide_sums import with_wide_sums
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ import psutil
 
 from tvm_adaptive._tvm import IRModule, check_well_formed
 from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_option, summary_line
-from tvm_adaptive.models.folding import fold
 from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
+from tvm_adaptive.models.rewrites.folding import fold
 from tvm_adaptive.models.weights import load_weighted_module, save_module
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import WorkerPool

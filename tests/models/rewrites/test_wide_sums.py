@@ -11,7 +11,7 @@ from tvm_adaptive._tvm import IRModule, bindings_of, handle, relax
 from tvm_adaptive.models import compile_network, prepare, run_network
 from tvm_adaptive.models.frontend.shapes import network_of_imported
 from tvm_adaptive.models.network import operator_of
-from tvm_adaptive.models.wide_sums import with_wide_sums
+from tvm_adaptive.models.rewrites.wide_sums import with_wide_sums
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.agreement import numpy_dtype
 

@@ -22,8 +22,6 @@ import numpy as np
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit
-from tvm_adaptive.models.attention import Attention, AttentionTiles
-from tvm_adaptive.models.moves import RESHAPES, TRANSPOSE, moved, part_of
 from tvm_adaptive.models.network import (
     are_float32,
     known_extents,
@@ -32,8 +30,10 @@ from tvm_adaptive.models.network import (
     with_rewritten_main,
     without_dead_bindings,
 )
-from tvm_adaptive.models.strided_view import StridedAxis, StridedReading, StridedView
-from tvm_adaptive.models.whole_tiles import product_tiles, tiled_product
+from tvm_adaptive.models.rewrites.attention import Attention, AttentionTiles
+from tvm_adaptive.models.rewrites.moves import RESHAPES, TRANSPOSE, moved, part_of
+from tvm_adaptive.models.rewrites.strided_view import StridedAxis, StridedReading, StridedView
+from tvm_adaptive.models.rewrites.whole_tiles import product_tiles, tiled_product
 
 _PRODUCT, _SOFTMAX = "relax.matmul", "relax.nn.softmax"
 _ITEM_BYTES = 4

@@ -15,8 +15,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_adaptive._tvm.inlining import inlined_sizes
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
-from tvm_adaptive.models.fusion import _MOST_OPERATIONS
 from tvm_adaptive.models.prepare import extract
+from tvm_adaptive.models.rewrites.fusion import _MOST_OPERATIONS
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")

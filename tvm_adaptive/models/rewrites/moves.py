@@ -8,7 +8,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import Constant, data_of_constant
 from tvm_adaptive.models.network import known_extents, operator_of
-from tvm_adaptive.models.strided_view import StridedView
+from tvm_adaptive.models.rewrites.strided_view import StridedView
 
 TRANSPOSE = "relax.permute_dims"
 CONCATENATION = "relax.concat"

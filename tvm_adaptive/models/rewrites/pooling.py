@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import te
 from tvm_adaptive.models.network import known_extents
-from tvm_adaptive.models.whole_tiles import Legalization
+from tvm_adaptive.models.rewrites.whole_tiles import Legalization
 
 # With channels first, vectors run along places, whose loads would not be contiguous.
 _LAYOUT = "NHWC"

@@ -10,7 +10,7 @@ from tests.models import networks
 from tests.models.networks import drawn
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models import call_counts, compile_network, prepare, run_network
-from tvm_adaptive.models.whole_tiles import whole_rows
+from tvm_adaptive.models.rewrites.whole_tiles import whole_rows
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")

@@ -17,7 +17,8 @@ from typing import Any
 from tvm_adaptive._tvm import BufferStore, ForKind, PrimFunc, SeqStmt, relax, tirx
 from tvm_adaptive._tvm.tensor_functions import float_buffer, integer
 from tvm_adaptive._tvm.vector_unit import VectorUnit
-from tvm_adaptive.models.fixed_functions import (
+from tvm_adaptive.models.network import known_extents
+from tvm_adaptive.models.rewrites.fixed_functions import (
     exponential,
     fixed_function,
     float_number,
@@ -25,9 +26,8 @@ from tvm_adaptive.models.fixed_functions import (
     shared_by_threads,
     unravelled,
 )
-from tvm_adaptive.models.network import known_extents
-from tvm_adaptive.models.strided_view import StridedReading
-from tvm_adaptive.models.whole_tiles import tile_rows
+from tvm_adaptive.models.rewrites.strided_view import StridedReading
+from tvm_adaptive.models.rewrites.whole_tiles import tile_rows
 
 # Vectors of queries or of values in a row of a tile, and the time for each number: beside one
 # vector there are as many loads as multiply-adds.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.models.test_pointwise import drawn, network_of
+from tests.models.rewrites.test_pointwise import drawn, network_of
 from tvm_adaptive._tvm import VirtualMachine, device, relax, tensor
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
 from tvm_adaptive.tuning.target import resolve_target

@@ -8,7 +8,7 @@ from tvm import relax
 
 from tvm_adaptive._tvm import IRModule, block_names
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
-from tvm_adaptive.models.concatenation import with_runs
+from tvm_adaptive.models.rewrites.concatenation import with_runs
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")

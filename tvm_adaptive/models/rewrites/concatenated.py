@@ -17,7 +17,6 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, bindings_of, handle, relax
-from tvm_adaptive.models.moves import CONCATENATION, axis_of_concatenation
 from tvm_adaptive.models.network import (
     are_float32,
     known_extents,
@@ -27,6 +26,7 @@ from tvm_adaptive.models.network import (
     with_rewritten_main,
     without_dead_bindings,
 )
+from tvm_adaptive.models.rewrites.moves import CONCATENATION, axis_of_concatenation
 
 _CONVOLUTION = "relax.nn.conv2d"
 _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})

@@ -21,7 +21,8 @@ from tvm_adaptive._tvm import (
     tirx,
 )
 from tvm_adaptive._tvm.tensor_functions import float_buffer, integer
-from tvm_adaptive.models.fixed_functions import (
+from tvm_adaptive.models.network import are_float32, known_extents
+from tvm_adaptive.models.rewrites.fixed_functions import (
     exponential,
     fixed_function,
     float_number,
@@ -29,7 +30,6 @@ from tvm_adaptive.models.fixed_functions import (
     shared_by_threads,
     unravelled,
 )
-from tvm_adaptive.models.network import are_float32, known_extents
 
 # Two sums at a time: one would wait for each addition.
 _REGISTERS = 2

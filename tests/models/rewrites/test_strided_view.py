@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_adaptive.models.strided_view import StridedView
+from tvm_adaptive.models.rewrites.strided_view import StridedView
 
 Array = npt.NDArray[Any]
 

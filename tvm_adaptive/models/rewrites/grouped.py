@@ -17,7 +17,7 @@ from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, relax, te, topi
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.models.network import are_float32, known_extents, layouts_of
-from tvm_adaptive.models.whole_tiles import Legalization, whole_rows
+from tvm_adaptive.models.rewrites.whole_tiles import Legalization, whole_rows
 
 _LAYOUTS = (["NWC", "WIO", "NWC"], ["NHWC", "HWIO", "NHWC"])
 

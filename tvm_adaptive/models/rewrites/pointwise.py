@@ -26,7 +26,7 @@ from tvm_adaptive.models.network import (
     with_rewritten_calls,
     without_dead_bindings,
 )
-from tvm_adaptive.models.whole_tiles import tile_rows, whole_rows
+from tvm_adaptive.models.rewrites.whole_tiles import tile_rows, whole_rows
 
 _CONVOLUTION = "relax.nn.conv2d"
 

@@ -12,7 +12,7 @@ from tvm.ir.instrument import pass_instrument
 
 from tests.models import networks
 from tvm_adaptive._tvm import IRModule, PassContext, data_of_constant, relax, tensor
-from tvm_adaptive.models.folding import fold
+from tvm_adaptive.models.rewrites.folding import fold
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((4, 6)).astype("float32")

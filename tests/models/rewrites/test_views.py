@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.models.test_pointwise import drawn, network_of
+from tests.models.rewrites.test_pointwise import drawn, network_of
 from tvm_adaptive._tvm import IRModule, VirtualMachine, bindings_of, device, relax, tensor
 from tvm_adaptive.models import compile_network, prepare, run_network
-from tvm_adaptive.models.views import without_repeated_moves
+from tvm_adaptive.models.rewrites.views import without_repeated_moves
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")

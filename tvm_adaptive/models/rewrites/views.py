@@ -8,19 +8,19 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, relax
-from tvm_adaptive.models.moves import (
+from tvm_adaptive.models.network import (
+    known_extents,
+    operator_of,
+    with_rewritten_main,
+    without_dead_bindings,
+)
+from tvm_adaptive.models.rewrites.moves import (
     CONCATENATION,
     RESHAPE,
     RESHAPES,
     TRANSPOSE,
     axes_of_transpose,
     axis_of_concatenation,
-)
-from tvm_adaptive.models.network import (
-    known_extents,
-    operator_of,
-    with_rewritten_main,
-    without_dead_bindings,
 )
 
 # From channels last to channels first: how PyTorch's blocks of channels last return.

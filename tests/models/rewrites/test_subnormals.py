@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.models.test_pointwise import drawn, network_of
+from tests.models.rewrites.test_pointwise import drawn, network_of
 from tvm_adaptive._tvm import (
     Constant,
     VirtualMachine,
@@ -20,7 +20,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models import compile_network, prepare, run_network
-from tvm_adaptive.models.subnormals import without_subnormals
+from tvm_adaptive.models.rewrites.subnormals import without_subnormals
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")

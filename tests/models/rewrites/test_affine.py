@@ -12,8 +12,8 @@ from tests.models import networks
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import IRModule, relax
 from tvm_adaptive.models import call_counts, compile_network, prepare, run_network
-from tvm_adaptive.models.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.models.network import network_of_relax
+from tvm_adaptive.models.rewrites.affine import fold_affine, with_numbers_as_data
 from tvm_adaptive.tuning.target import resolve_target
 
 RNG = np.random.default_rng(0)

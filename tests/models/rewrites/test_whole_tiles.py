@@ -8,7 +8,7 @@ from tvm import relax
 
 from tvm_adaptive._tvm.vector_unit import VectorUnit, vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
-from tvm_adaptive.models.whole_tiles import whole_rows
+from tvm_adaptive.models.rewrites.whole_tiles import whole_rows
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")

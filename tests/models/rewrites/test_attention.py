@@ -10,11 +10,17 @@ import pytest
 
 from tests.models import networks
 from tests.models.networks import drawn
-from tests.models.test_in_place import ALL, N_HEADS, Build, assert_same_outputs, prepared_of
+from tests.models.rewrites.test_in_place import (
+    ALL,
+    N_HEADS,
+    Build,
+    assert_same_outputs,
+    prepared_of,
+)
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit, vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
-from tvm_adaptive.models.attention import AttentionTiles
+from tvm_adaptive.models.rewrites.attention import AttentionTiles
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")

@@ -1,4 +1,4 @@
-"""Rewrites of a network before it is lowered, and our own ways to lower its operators."""
+"""Our own ways to lower operators: vector functions, whole tiles, transposed convolutions."""
 
 from __future__ import annotations
 
@@ -9,92 +9,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import Constant, IRModule, data_of_constant, relax, relax_patterns, te, topi
+from tvm_adaptive._tvm import te, topi
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.concatenation import concatenation
-from tvm_adaptive.models.grouped import grouped_legalizations
-from tvm_adaptive.models.network import known_extents, layouts_of
-from tvm_adaptive.models.pooling import pooling_legalizations
-from tvm_adaptive.models.row_functions import are_rows, row_legalizations
-from tvm_adaptive.models.whole_tiles import Legalization, whole_tile_legalizations
-
-
-def split_clips(mod: IRModule) -> IRModule:
-    """Write each clip of floats as a minimum of a maximum.
-
-    TVM's layout conversion does not support ``clip`` (ReLU6): it would transpose to NCHW
-    before each and back after it. It supports the other two.
-    """
-    pattern = relax_patterns.is_op("relax.clip")(*(relax_patterns.wildcard() for _ in range(3)))
-    return _rewritten(mod, pattern, _split_clip)
-
-
-def _split_clip(call: Any, _matches: Any) -> Any:
-    x, *bounds = call.args
-    dtype = str(x.ty.dtype)
-    limits = [float(bound.value) for bound in bounds if hasattr(bound, "value")]
-    if not dtype.startswith("float") or len(limits) < len(bounds):
-        return call
-    low, high = limits
-    if not math.isinf(low):
-        x = relax.op.maximum(x, relax.const(low, dtype))
-    return x if math.isinf(high) else relax.op.minimum(x, relax.const(high, dtype))
-
-
-def without_equal_broadcasts(mod: IRModule) -> IRModule:
-    """Return a module without broadcasts to the shape that a value has: each is a copy."""
-    wildcard = relax_patterns.wildcard
-    pattern = relax_patterns.is_op("relax.broadcast_to")(wildcard(), wildcard())
-
-    def plain(call: Any, _matches: Any) -> Any:
-        (x, _), extents = call.args, known_extents(call)
-        return x if extents and known_extents(x) == extents else call
-
-    return _rewritten(mod, pattern, plain)
-
-
-def without_masked_rows(mod: IRModule) -> IRModule:
-    """Return a module whose softmaxes are not followed by zeros for rows that are -inf.
-
-    PyTorch's attention looks for such rows; our own softmax makes them 0 anyway.
-    """
-    x, least, zero = (relax_patterns.wildcard() for _ in range(3))
-    op = relax_patterns.is_op
-    softmax = op("relax.nn.softmax")(x)
-    is_number = op("relax.astype")(op("relax.logical_not")(op("relax.equal")(x, least)))
-    reduced = op("relax.max")(is_number)
-    is_masked = op("relax.logical_not")(op("relax.astype")(reduced))
-    zeros = op("relax.full_like")(softmax, zero)
-    found = op("relax.where")(is_masked, zeros, softmax)
-
-    def plain(call: Any, matches: Any) -> Any:
-        rows, extents = matches[softmax], known_extents(matches[x])
-        axes = [int(rows.attrs.axis)], [int(each) for each in matches[reduced].attrs.axis]
-        is_of_rows = all(are_rows(extents, each, matches[x]) for each in axes)
-        is_of_rows &= bool(matches[reduced].attrs.keepdims)
-        numbers = [_number(matches[each]) for each in (least, zero)]
-        return rows if is_of_rows and numbers == [-math.inf, 0.0] else call
-
-    return _rewritten(mod, found, plain)
-
-
-def _number(x: Any) -> float | None:
-    """Return the value of a constant of one number; None of anything else."""
-    if not isinstance(x, Constant):
-        return None
-    values = data_of_constant(x).numpy()
-    return float(values.item()) if values.size == 1 else None
-
-
-def _rewritten(mod: IRModule, pattern: Any, rewrite: Callable[[Any, Any], Any]) -> IRModule:
-    functions = {
-        variable: relax_patterns.rewrite_call(pattern, rewrite, function)
-        if isinstance(function, relax.Function)
-        else function
-        for variable, function in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
+from tvm_adaptive.models.network import layouts_of
+from tvm_adaptive.models.rewrites.concatenation import concatenation
+from tvm_adaptive.models.rewrites.grouped import grouped_legalizations
+from tvm_adaptive.models.rewrites.pooling import pooling_legalizations
+from tvm_adaptive.models.rewrites.row_functions import row_legalizations
+from tvm_adaptive.models.rewrites.whole_tiles import Legalization, whole_tile_legalizations
 
 
 def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Legalization]:

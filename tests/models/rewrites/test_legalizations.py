@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tvm_adaptive._tvm import IRModule, estimate_tir_flops
+from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.tuning.target import resolve_target
+
+
+def transposed(shape, kernel, **attributes):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+            y = relax.op.nn.conv2d_transpose(x, relax.const(kernel), **layouts, **attributes)
+            y = builder.emit_output(relax.op.nn.relu(builder.emit(y)))
+        builder.emit_func_output(y)
+    network = Network("net", builder.get(), {}, {"x": shape}, {"x": "float32"})
+    return prepare(network, resolve_target("cpu"))
+
+
+def expected_transposed(x, kernel, *, strides, padding, dilation, output_padding):
+    """Add what each value of the data contributes, for one group."""
+    n, *extents, _ = x.shape
+    *sizes, _, n_filters = kernel.shape
+    full = [
+        (extents[i] - 1) * strides[i] + (sizes[i] - 1) * dilation[i] + 1 + output_padding[i]
+        for i in (0, 1)
+    ]
+    found = np.zeros((n, *full, n_filters), "float32")
+    for row, column in np.ndindex(*sizes):
+        part = x @ kernel[row, column]
+        first = (row * dilation[0], column * dilation[1])
+        for i, j in np.ndindex(*extents):
+            found[:, first[0] + i * strides[0], first[1] + j * strides[1]] += part[:, i, j]
+    top, left, bottom, right = padding
+    return np.maximum(found[:, top : full[0] - bottom, left : full[1] - right], 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "strides", "padding", "dilation", "output_padding"),
+    [
+        ((2, 2), (2, 2), (0, 0, 0, 0), (1, 1), (0, 0)),
+        ((4, 4), (2, 2), (1, 1, 1, 1), (1, 1), (0, 0)),
+        ((3, 3), (2, 2), (1, 1, 1, 1), (1, 1), (1, 1)),
+        ((3, 5), (1, 3), (0, 2, 1, 0), (1, 1), (0, 2)),
+        ((2, 3), (3, 2), (1, 0, 0, 1), (2, 3), (2, 1)),
+        ((1, 1), (2, 2), (0, 0, 0, 0), (1, 1), (1, 0)),
+        ((3, 3), (2, 2), (3, 3, 2, 2), (1, 1), (1, 1)),  # cuts data off
+    ],
+)
+def test_transposed_convolutions_of_all_kinds(size, strides, padding, dilation, output_padding):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 4, 5, 3)).astype("float32")
+    kernel = rng.standard_normal((*size, 3, 4)).astype("float32")
+    how = {
+        "strides": strides,
+        "padding": padding,
+        "dilation": dilation,
+        "output_padding": output_padding,
+    }
+    prepared = transposed(x.shape, kernel, **how)
+    assert len(call_counts(prepared.mod)) == 1, "what follows is fused"
+    found = run_network(compile_network(prepared, None, resolve_target("cpu")), [x])
+    expected = expected_transposed(x, kernel, **how)
+    np.testing.assert_allclose(found[0], expected, atol=1e-5)
+
+
+def test_a_transposed_convolution_multiplies_no_zeros():
+    kernel = np.ones((2, 2, 8, 16), "float32")
+    prepared = transposed((1, 10, 10, 8), kernel, strides=(2, 2))
+    (name,) = call_counts(prepared.mod)
+    flop = estimate_tir_flops(IRModule({"main": prepared.mod[name]}))
+    products = 20 * 20 * 16 * 8
+    assert 2 * products <= flop < 2.2 * products
