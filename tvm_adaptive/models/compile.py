@@ -20,8 +20,8 @@ from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Database, IRModule, PassContext, PrimFunc, Sequential, Target
 from tvm_adaptive._tvm.default_schedules import with_default_schedules
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models.object_files import write_objects
 from tvm_adaptive.models.packing import pack
-from tvm_adaptive.models.parts import write_objects
 from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import (
     Prepared,

@@ -9,8 +9,8 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 from tvm_adaptive._tvm import IRModule, Part, Target, te_workload
-from tvm_adaptive.models import parts
-from tvm_adaptive.models.parts import divide, write_objects
+from tvm_adaptive.models import object_files
+from tvm_adaptive.models.object_files import divide, write_objects
 from tvm_adaptive.tuning.target import resolve_target
 
 
@@ -34,7 +34,7 @@ def test_a_division_by_hand() -> None:
 
 
 def test_a_division_for_many_processes_has_few_enough_shares() -> None:
-    assert 2 * len(divide([1.0] * 5000, 4096)) <= parts.MAX_JOBS
+    assert 2 * len(divide([1.0] * 5000, 4096)) <= object_files.MAX_JOBS
 
 
 def networks_functions(n: int) -> IRModule:
@@ -83,9 +83,11 @@ def test_functions_of_two_targets_are_compiled_each_for_its_own(
         compiled.append((sorted(v.name_hint for v in part[0].functions), part[1]))
         Path(path).touch()
 
-    monkeypatch.setattr(parts, "write_object", take)
+    monkeypatch.setattr(object_files, "write_object", take)
     # Jobs run in this process only.
-    monkeypatch.setattr(parts, "run_in_forks", lambda job, n_jobs, _: [*map(job, range(n_jobs))])
+    monkeypatch.setattr(
+        object_files, "run_in_forks", lambda job, n_jobs, _: [*map(job, range(n_jobs))]
+    )
     whole = [(networks_functions(20), target), (networks_functions(40), untuned)]
     paths, rest = write_objects(whole, str(tmp_path), 2)
     assert sorted(map(str, tmp_path.iterdir())) == sorted(paths)

@@ -1,4 +1,4 @@
-"""Compile the functions of a network in several processes."""
+"""Compile the functions of a network to object files, in several processes."""
 
 from __future__ import annotations
 
