@@ -187,7 +187,9 @@ def work_of_blocks(
         if block is not leader and kind in _LIGHT and not _is_padding(block) and not is_mean:
             parts[is_end].append(_bulk(kind, block.shape))
     return Work(
-        *(name, signature, words),
+        name,
+        signature,
+        words,
         flop=flop - skipped,
         parts=tuple(parts[False]),
         endings=tuple(parts[True]),

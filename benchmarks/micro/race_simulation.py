@@ -139,7 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             n_repeats = max(1, options.repeats // max(1, n))
             shares = [
                 share_dropped(
-                    *(kernels, rounds, c),
+                    kernels,
+                    rounds,
+                    c,
                     luckiest_of=n,
                     noise=noise,
                     n_repeats=n_repeats,

@@ -133,8 +133,11 @@ def test_zeros_of_a_transposed_convolution_are_not_counted() -> None:
         block("data_dilate", (1, 319, 319, 24), (), (1, 160, 160, 24)),
         block("data_pad", (1, 321, 321, 24), (), (1, 319, 319, 24)),
         block(
-            *("conv2d_transpose_nhwc", (1, 320, 320, 1), (2, 2, 24)),
-            *((1, 321, 321, 24), (2, 2, 24, 1)),
+            "conv2d_transpose_nhwc",
+            (1, 320, 320, 1),
+            (2, 2, 24),
+            (1, 321, 321, 24),
+            (2, 2, 24, 1),
         ),
     ]
     flop = 2.0 * 320 * 320 * 96
@@ -144,8 +147,11 @@ def test_zeros_of_a_transposed_convolution_are_not_counted() -> None:
     assert own.flop == pytest.approx(flop / 4, rel=0.02)
     # Without them, as it is prepared here.
     each = block(
-        *("conv2d_transpose_nhwc", (1, 320, 320, 1), (1, 1, 24)),
-        *((1, 160, 160, 24), (2, 2, 24, 1)),
+        "conv2d_transpose_nhwc",
+        (1, 320, 320, 1),
+        (1, 1, 24),
+        (1, 160, 160, 24),
+        (2, 2, 24, 1),
     )
     own = work_of_blocks("up", [each], "conv2d_transpose_nhwc", channels_last=True, flop=flop / 4)
     assert own.signature == peer.signature

@@ -59,8 +59,15 @@ def test_a_killed_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None
     work_dir, config = tmp_path / "run", tmp_path / "quick.toml"
     config.write_text(QUICK)
     process = start(
-        *("te:GMM", "--trials", "20", "--work-dir", str(work_dir)),
-        *("--store", "none", "--config", str(config)),
+        "te:GMM",
+        "--trials",
+        "20",
+        "--work-dir",
+        str(work_dir),
+        "--store",
+        "none",
+        "--config",
+        str(config),
     )
     while not journalled_trials(work_dir) and process.poll() is None:
         time.sleep(0.05)

@@ -97,7 +97,7 @@ def test_points_of_a_batched_product_keep_its_matrices_apart():
     batches = {}
     for is_batch in (True, False):
         points = analytical_points(
-            *(space, AVX2, 8, np.random.default_rng(0)), is_batch=(is_batch, False, False)
+            space, AVX2, 8, np.random.default_rng(0), is_batch=(is_batch, False, False)
         )
         batches[is_batch] = [point.vector[3] for point in points]
     assert batches[True].count(1) > 4 > batches[False].count(1)

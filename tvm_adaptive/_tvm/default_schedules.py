@@ -45,7 +45,10 @@ def with_default_schedules(mod: IRModule, target: Target) -> IRModule:
     mod = IRModule(dict(mod.functions.items()), attrs=mod.attrs)
     with target:
         return dlight.ApplyDefaultSchedule(
-            *(rules.Matmul(), rules.GEMV(), rules.Reduction(), rules.GeneralReduction()),
+            rules.Matmul(),
+            rules.GEMV(),
+            rules.Reduction(),
+            rules.GeneralReduction(),
             rules.Fallback(),
         )(mod)
 

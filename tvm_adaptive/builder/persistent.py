@@ -178,7 +178,9 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         if failed:
             logger.warning(
                 "%d of %d builds failed for lack of resources; they are repeated in %g s",
-                *(len(failed), len(build_inputs), _RETRY_PAUSE_SEC),
+                len(failed),
+                len(build_inputs),
+                _RETRY_PAUSE_SEC,
             )
             time.sleep(_RETRY_PAUSE_SEC)
             results |= self._attempt(failed)

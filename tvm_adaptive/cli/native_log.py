@@ -54,7 +54,7 @@ class NativeLog:
         before = sys.stderr
         before.flush()
         own = open(  # noqa: SIM115 - closed below
-            *(kept, "w"), buffering=1, encoding=before.encoding, errors=before.errors
+            kept, "w", buffering=1, encoding=before.encoding, errors=before.errors
         )
         had_dumps = faulthandler.is_enabled()
         sys.stderr, self._is_open = own, True

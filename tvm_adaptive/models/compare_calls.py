@@ -89,7 +89,9 @@ def compare_calls(
     turns = _Turns()
     reference = _Reference(n_outputs, turns, last)
     other = _Other(
-        *(n_outputs, turns, reference),
+        n_outputs,
+        turns,
+        reference,
         former=former,
         rtol=rtol,
         skipped=frozenset(skipped),

@@ -81,7 +81,10 @@ class Sketches:
         mod = self._context.mod
         is_shared = shares_operands(mod)
         return analytical_points(
-            *(self.space, processor, n, rng),
+            self.space,
+            processor,
+            n,
+            rng,
             shares_operands=is_shared,
             is_batch=batch_axes(mod) if is_shared else (),
             is_fused=self._is_fused,

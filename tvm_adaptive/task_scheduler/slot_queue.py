@@ -37,7 +37,12 @@ class ArmTable:
     ) -> None:
         self._arms = [
             Arm(
-                *(str(name), float(weight), max(1.0, float(flop)), np.empty(0), 0, 0.0),
+                str(name),
+                float(weight),
+                max(1.0, float(flop)),
+                np.empty(0),
+                0,
+                0.0,
                 key=keys.get(str(name), NO_FORM),
                 n_bytes=n_bytes.get(str(name), 0.0),
             )

@@ -311,7 +311,10 @@ def _tune_tasks(
     with closing(make_parts(session)) as parts:
         with session.stage("prepare"):  # beside the compilation of the untuned network
             contexts = contexts_of(
-                *(tasks, str(session.work_dir), parts.strategy, session.seed),
+                tasks,
+                str(session.work_dir),
+                parts.strategy,
+                session.seed,
                 reductions=session.config.search.reduction_sketches,
             )
         check.measure_untuned()
@@ -322,7 +325,7 @@ def _tune_tasks(
             session.suspended.update(devices.suspended)
     for is_second in (False, True):
         database, outcomes = decide(
-            *(session, tasks, contexts, progress, check), draft=parts.draft, is_second=is_second
+            session, tasks, contexts, progress, check, draft=parts.draft, is_second=is_second
         )
         comparison = check.measure_tuned(database)
         if is_second or not check.gives_up_forms(comparison):
@@ -449,14 +452,19 @@ def _tune_contexts(
             cost_model=parts.cost_model,
             measure_callbacks=[
                 CommitRound(
-                    *(contexts, database, parts.cost_model, session.machine_failed),
+                    contexts,
+                    database,
+                    parts.cost_model,
+                    session.machine_failed,
                     trial_log=parts.trial_log,
                 ),
                 RemoveBuildArtifact(),
                 # Before the recorder: a resumed run's cost model knows what the journal counts.
                 *store_callbacks,
                 Recorder(
-                    *(progress, session.round_done, session.journal),
+                    progress,
+                    session.round_done,
+                    session.journal,
                     build_sec_of=build_sec_of(session, parts),
                 ),
             ],

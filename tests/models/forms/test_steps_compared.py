@@ -51,8 +51,11 @@ def compare(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Compare:
             built = dataclasses.replace(prepared, mod=other, alternatives=None)
             export(compile_network(built, None, target), path)
         return compare_calls(
-            *((str(folder / "direct.so"), str(path)), network.inputs(0), "cpu"),
-            *(compared_outputs(prepared.mod, steps), 1e-3),
+            (str(folder / "direct.so"), str(path)),
+            network.inputs(0),
+            "cpu",
+            compared_outputs(prepared.mod, steps),
+            1e-3,
             steps=steps,
             **options,
         )

@@ -138,7 +138,7 @@ def test_normalization_of_each_channel(shape, channels, is_ours):
     found, text = computed(
         shape,
         lambda x: relax.op.nn.group_norm(
-            *(x, relax.const(scale), relax.const(shift)), n, channels, axes
+            x, relax.const(scale), relax.const(shift), n, channels, axes
         ),
         x,
     )

@@ -367,7 +367,9 @@ def decided(
     progress = RunProgress(
         [
             TaskProgress(
-                *(each.name, 1.0, 4 * bool(each.records)),
+                each.name,
+                1.0,
+                4 * bool(each.records),
                 best_sec=each.importance_sec or math.inf,
                 key=check.forms.get(each.name, NO_FORM),
             )

@@ -77,7 +77,11 @@ def convolution_of(function: PrimFunc) -> Convolution | None:
         return None
     return Convolution(
         function,
-        *(data, kernel, result, padding, tuple(nests[place + 1 :])),
+        data,
+        kernel,
+        result,
+        padding,
+        tuple(nests[place + 1 :]),
         tuple(each for each in root.alloc_buffers if handle(each) not in known),
     )
 

@@ -376,7 +376,9 @@ def _value_of(name: str, graph: Any, model: Any) -> Any | None:
         return None
     condition = helper.make_graph(
         [node for node in graph.node if not seen.isdisjoint(node.output)],
-        *("condition", [], [helper.make_empty_tensor_value_info(name)]),
+        "condition",
+        [],
+        [helper.make_empty_tensor_value_info(name)],
         initializer=list(used.values()),
     )
     try:

@@ -114,7 +114,9 @@ def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
 ONNX = FileFormat(
     read_onnx,
     _MISFIT,
-    *("onnx", "'tvm-adaptive[onnx]'", ("ONNX Runtime", "onnxruntime")),
+    "onnx",
+    "'tvm-adaptive[onnx]'",
+    ("ONNX Runtime", "onnxruntime"),
     open_session,
     takes_numbers=True,
     beside=True,

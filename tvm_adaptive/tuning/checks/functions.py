@@ -50,7 +50,10 @@ def compare_functions(
     n_outputs, functions = compared_outputs(prepared.mod, steps), functions_of(prepared)
     rtol = tolerances({name: functions[name] for name in n_outputs}, context.config.finish.rtol)
     return compare_builds(
-        *(context, pool, builds, n_outputs),
+        context,
+        pool,
+        builds,
+        n_outputs,
         rtol=rtol,
         steps=steps,
         most_sec=most_sec,

@@ -72,7 +72,9 @@ class FunctionCheck:
 def kernel_worker(context: RunContext, time_left: Callable[[], float] | None) -> WorkerPool:
     """Return the worker that runs kernels and libraries, on this machine or a farm's device."""
     return finalist_pool(
-        *(n_cores_of(context.target), context.server, context.farm),
+        n_cores_of(context.target),
+        context.server,
+        context.farm,
         time_left=time_left,
         device_index=context.config.measure.device_indices[0],
         suspended=context.suspended,

@@ -184,7 +184,11 @@ class NetworkCheck(LibraryCheck):
         """Compare the functions of a library with those of the untuned one."""
         builds = (str(self._untuned), str(library)), inputs, self._device_kind
         return compare_functions(
-            *(self._context, self._pool, self._prepared, builds, self._steps),
+            self._context,
+            self._pool,
+            self._prepared,
+            builds,
+            self._steps,
             most_sec=most_sec,
             in_overtime=in_overtime,
         )

@@ -294,7 +294,10 @@ def outcome_of(task: TaskProgress, report: FinalistReport, *, is_used: bool = Tr
     winner = report.winner if is_used else None
     chosen_sec = math.inf if first is None else first.final_sec()
     return TaskOutcome(
-        *(task.name, task.weight, task.n_trials, task.n_errors),
+        task.name,
+        task.weight,
+        task.n_trials,
+        task.n_errors,
         best_sec=chosen_sec if is_used else task.best_sec,
         played_off=winner is not None and not winner.in_network,
         in_network=winner is not None and winner.in_network,

@@ -79,7 +79,10 @@ class OpenTask:
         self._folder = ScratchFolder("lane")
         strategy = AdaptiveSearch(**spec.options, journal=self.journal)
         (self._context,) = contexts_of(
-            *([task], str(self._folder.path), strategy, spec.seed),
+            [task],
+            str(self._folder.path),
+            strategy,
+            spec.seed,
             reductions=spec.reduction_sketches,
         )
         self.search: Any = python_side(self._context.search_strategy)

@@ -128,7 +128,8 @@ def _directions(node: OnnxNode, dtype: str, n_batch: int) -> list[_Direction]:
         has_peephole = is_lstm and inputs[7] is not None
         found.append(
             _Direction(
-                *(node, dtype),
+                node,
+                dtype,
                 values.transposed(builder, part(inputs[1], place, [n_gates * n_hidden, n_inputs])),
                 values.transposed(builder, part(inputs[2], place, [n_gates * n_hidden, n_hidden])),
                 w_bias,
