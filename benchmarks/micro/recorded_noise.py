@@ -20,12 +20,12 @@ _MIN_ROUNDS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """Recorded noise of one workload.
+    """Recorded noise of libraries that were timed in the same rounds.
 
     Attributes
     ----------
     name : str
-        The folder below the results.
+        The workload's folder below the results.
     factors : ndarray
         Of shape (rounds, libraries): the time of each over its median of all rounds.
     """
@@ -42,21 +42,25 @@ class Recording:
         return float(high - low) / 2.0
 
 
-def factors_of(timed: Mapping[str, Rounds]) -> Array:
-    """Return the times of libraries that were timed in all rounds over their medians."""
-    n_rounds = max((len(each) for each in timed.values()), default=0)
-    whole = [list(each.values()) for each in timed.values() if len(each) == n_rounds]
-    if n_rounds < _MIN_ROUNDS or len(whole) < 2:
-        return np.empty((0, 0))
-    times = np.array(whole).T
-    return np.asarray(times / np.median(times, axis=0))
+def factors_of(timed: Mapping[str, Rounds]) -> list[Array]:
+    """Return the times of libraries over their medians, by the rounds that they share.
+
+    Seeds that were measured on different days share none.
+    """
+    groups: dict[tuple[int, ...], list[list[float]]] = {}
+    for each in timed.values():
+        groups.setdefault(tuple(each), []).append(list(each.values()))
+    return [
+        np.asarray(np.array(times).T / np.median(times, axis=1))
+        for rounds, times in groups.items()
+        if len(rounds) >= _MIN_ROUNDS and len(times) > 1
+    ]
 
 
 def read_recordings(folder: Path) -> list[Recording]:
     """Read all neutral measurements below a folder."""
-    found = []
-    for there in sorted({path.parent for path in folder.rglob("neutral.json*")}):
-        factors = factors_of(neutral_rounds(there))
-        if factors.size:
-            found.append(Recording(str(there.relative_to(folder)), factors))
-    return found
+    return [
+        Recording(str(there.relative_to(folder)), factors)
+        for there in sorted({path.parent for path in folder.rglob("neutral.json*")})
+        for factors in factors_of(neutral_rounds(there))
+    ]

@@ -23,15 +23,19 @@ def test_the_noise_is_that_of_ratios_within_a_round() -> None:
     assert Recording("noisy", noisy).noise == pytest.approx(0.1 * np.sqrt(2.0), rel=0.1)
 
 
-def test_only_libraries_of_all_rounds_count() -> None:
+def test_libraries_that_share_their_rounds_are_one_recording() -> None:
     timed = {
         "a": dict.fromkeys(range(9), 2.0) | dict.fromkeys(range(9, 12), 4.0),
+        "another day": dict.fromkeys(range(20, 32), 5.0),
         "b": dict.fromkeys(range(12), 1.0),
-        "later": {11: 1.0},
+        "late": {11: 1.0},
+        "the same day": dict.fromkeys(range(20, 32), 7.0),
     }
-    assert factors_of(timed).tolist() == [[1.0, 1.0]] * 9 + [[2.0, 1.0]] * 3
-    assert factors_of({"a": {0: 1.0}, "b": {0: 1.0}}).size == 0
-    assert factors_of({}).size == 0
+    first, second = factors_of(timed)
+    assert first.tolist() == [[1.0, 1.0]] * 9 + [[2.0, 1.0]] * 3
+    assert second.tolist() == [[1.0, 1.0]] * 12
+    assert factors_of({"a": {0: 1.0}, "b": {0: 1.0}}) == []
+    assert factors_of({"alone": dict.fromkeys(range(12), 1.0)}) == factors_of({}) == []
 
 
 def test_rounds_of_either_format_are_read(tmp_path: Path) -> None:
