@@ -51,9 +51,9 @@ def play_rounds(
 ) -> PlayoffResult:
     """Time finalists in interleaved rounds until the leader is known.
 
-    The slower of two that differ by 3 % is chosen by at most 3 % of play-offs where the noise of a
-    round is at most 4 %, and by a fifth at 13 % (``benchmarks/micro/playoff_simulation.py``). A
-    signed-rank test and the Hodges-Lehmann estimate are no better there than medians.
+    The slower of two that differ by 3 % is chosen by at most 2 % of play-offs where the noise of a
+    round is at most 4 %, and by a fifth at 13 % (``benchmarks/micro/playoff_simulation.py``).
+    Hodges-Lehmann estimates, those of a signed-rank test, are no better there than medians.
     """
     rounds = _Rounds(measure, n_finalists, max_sec, clock)
     reason = "rounds"
