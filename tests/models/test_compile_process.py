@@ -20,7 +20,7 @@ from tvm_adaptive.models import compile as compile_
 from tvm_adaptive.models import (
     compile_network,
     extract,
-    parts,
+    object_files,
     prepare,
     resnet18,
     run_exported,
@@ -136,7 +136,7 @@ def test_an_error_of_the_compiler_is_raised(
 
     save_module(schedule_network(case.prepared["NHWC"], None, case.target)[0], tmp_path)
     monkeypatch.setattr(compile_, "n_build_workers", lambda _: 2)
-    monkeypatch.setattr(parts, "write_object", refuse)
+    monkeypatch.setattr(object_files, "write_object", refuse)
     with pytest.raises(ValueError, match="it cannot be compiled"):
         export_module(str(tmp_path), save_json(case.target), str(tmp_path / "net.so"))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -83,7 +84,8 @@ def test_a_run_becomes_a_library_with_examples(run, tmp_path, monkeypatch, capsy
     out = capsys.readouterr().out
     assert "agree; largest difference" in out
     assert "functions tuned" in out
-    assert "x faster" in out
+    # Of so small a network the untuned functions may be as fast.
+    assert re.search(r"\d x (faster|slower)", out)
     check_manifest(json.loads((tmp_path / "out" / MANIFEST_FILE).read_text()))
     assert example_says(tmp_path / "out" / "example.py", tmp_path).startswith("(1, 16, 32) float32")
     check_refusal(tmp_path / "out")
