@@ -227,6 +227,7 @@ def _earlier_rounds(folder: Path) -> dict[str, Rounds]:
     return {
         name: {-1 - number: ms for number, ms in enumerate(entry["samples_ms"])}
         for name, entry in entries.items()
+        if entry.get("samples_ms")  # not of one that failed
     }
 
 

@@ -43,6 +43,7 @@ def test_rounds_of_either_format_are_read(tmp_path: Path) -> None:
     former.mkdir(parents=True)
     samples = {"a": [2.0] * 6 + [4.0] * 5, "b": [1.0] * 11, "c": [1.0]}
     entries: dict[str, object] = {name: {"samples_ms": each} for name, each in samples.items()}
+    entries["d"] = {"error": "failed"}
     (former / "neutral.json").write_text(json.dumps({"entries": entries}))
     present.mkdir(parents=True)
     lines = [{"event": "round", "ms": {"a": 3.0, "b": 2.0}, "errors": {}}] * 10
@@ -57,5 +58,6 @@ def test_rounds_of_either_format_are_read(tmp_path: Path) -> None:
 def test_published_rounds_are_read() -> None:
     recordings = read_recordings(RESULTS_FOLDER)
     assert {"operators-anew/te-GMM", "resnet18/resnet18"} <= {each.name for each in recordings}
+    assert sum(len(each.factors) for each in recordings) > 100
     factors = [np.median(each.factors) for each in recordings]
     assert factors == pytest.approx(np.ones(len(factors)), abs=0.02)
