@@ -26,8 +26,8 @@ class FrameworkReference:
         self._run_sec = 0.0  # of its first inference, with starting it
         self.expected: list[Any] | None = None  # its outputs
         has_file = self._original is not None and self._original.file is not None
-        # Whether it and its rivals are timed in the end.
-        self.has_rivals = has_file and is_here
+        # What is timed in the end, with its rivals.
+        self._timed = self._original if has_file and is_here else None
         if context.config.peers and not self.has_rivals:
             context.observer.note(
                 "peers are left out: they run ONNX and PyTorch models on this machine's CPU"
@@ -39,6 +39,11 @@ class FrameworkReference:
         return "" if self._original is None else self._original.framework
 
     @property
+    def has_rivals(self) -> bool:
+        """Whether it and others are timed beside the library in the end."""
+        return self._timed is not None
+
+    @property
     def replaces_untuned(self) -> bool:
         """Whether it is timed, and the untuned network is not."""
         return self.has_rivals and self.expected is not None
@@ -46,8 +51,7 @@ class FrameworkReference:
     @property
     def reserve_sec(self) -> float:
         """Seconds that timing the frameworks takes in the end."""
-        original = self._original if self.has_rivals else None
-        n_frameworks = n_rivals(original, self._context.config.peers)
+        n_frameworks = n_rivals(self._timed, self._context.config.peers)
         return rivals_reserve_sec(n_frameworks, self._run_sec, self._context.budget.seconds)
 
     def run(self) -> None:
@@ -91,8 +95,7 @@ class FrameworkReference:
 
     def rivals(self) -> Rivals:
         """Return the frameworks to time in turns with the library, which may be none."""
-        original = self._original if self.has_rivals else None
-        return Rivals(self._context, original, self._inputs, self.problem)
+        return Rivals(self._context, self._timed, self._inputs, self.problem)
 
     def close(self) -> None:
         """End the framework's process."""
