@@ -4,8 +4,9 @@
     python -m benchmarks.regret runs/operators --quick
 
 The winner and the fastest recorded of each run are built and timed at length, as incumbents are
-(``benchmarks/remeasure.py``): journaled, resumable, interleaved, several processes. Even rounds
-say which is the best, odd ones how fast it is, so that luck does not choose it.
+(``benchmarks/remeasure.py``): journaled, resumable, interleaved, several processes. Every other
+round says which is the best, and the rest how fast it is; then the other way round. So luck does
+not choose it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.entries import Entry
@@ -76,13 +77,18 @@ def entries_of_regret(method: str, folders: Mapping[str, str], top: int) -> list
 
 
 def regret_of(key: str, timed: Mapping[str, Rounds]) -> Paired | None:
-    """Return a winner's time over that of the best recorded, in the rounds that did not choose."""
+    """Return a winner's time over that of the best recorded, in rounds that did not choose it."""
     final = timed.get(f"{key}/{FINAL}")
     others = {name: each for name, each in timed.items() if name.startswith(f"{key}/")}
     if not final or len(others) < 2:
         return None
-    best = min(others.values(), key=lambda rounds: median_of(_half(rounds, 0).values()))
-    return paired(_half(final, 1), _half(best, 1))
+    # By their order: numbers change when runs are packed together.
+    numbers = sorted(set().union(*others.values()))
+    halves = set(numbers[::2]), set(numbers[1::2])
+    best_ms: Rounds = {}
+    for chosen_by, judged_by in (halves, halves[::-1]):
+        best_ms |= _of(_fastest(others.values(), chosen_by), judged_by)
+    return paired(final, best_ms)
 
 
 def row_of(
@@ -99,8 +105,12 @@ def row_of(
     return [workload, key, str(n_records), found, interval, too_low, str(n_errors)]
 
 
-def _half(rounds: Rounds, parity: int) -> Rounds:
-    return {number: ms for number, ms in rounds.items() if number % 2 == parity}
+def _fastest(candidates: Iterable[Rounds], numbers: Collection[int]) -> Rounds:
+    return min(candidates, key=lambda rounds: median_of(_of(rounds, numbers).values()))
+
+
+def _of(rounds: Rounds, numbers: Collection[int]) -> Rounds:
+    return {number: ms for number, ms in rounds.items() if number in numbers}
 
 
 if __name__ == "__main__":
