@@ -13,6 +13,7 @@ from tvm_adaptive._tvm import python_side
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.models.prefetch.rewrite import HINT
 from tvm_adaptive.search_strategy.schedules import key_of
+from tvm_adaptive.search_strategy.sketches import Sketches
 from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.values.trial_log import TrialLog
@@ -121,6 +122,14 @@ def test_a_task_with_far_weights_begins_with_a_form_of_its_first_draft(make: Any
     for fastest in (1, 0):
         task.proposer.tell(drafts[:2], [1e-3 + 1e-4 * (i != fastest) for i in range(2)])
         assert any(map(prefetches, generate(task))) == (fastest == 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_far"), [("float32", True), ("float16", True), ("int8", False)]
+)
+def test_weights_are_far_by_their_bytes(make_context: Any, dtype: str, is_far: bool) -> None:
+    context = make_context("GMM", mod=product(2048, dtype=dtype))  # 2^20 numbers
+    assert Sketches(context, []).has_far_weights == is_far
 
 
 def test_drafts_of_tasks_with_far_weights_prefetch(make_context: Any) -> None:

@@ -1,5 +1,7 @@
 """Seeds of the family in the adaptive search, on two sizes of one matrix product."""
 
+import dataclasses
+
 import pytest
 
 from tests.journals import MemoryJournal
@@ -105,6 +107,44 @@ def test_seeds_that_lead_to_no_program_are_dropped(make, transfer_pool):
     nonsense = tuple(1 for knob in knobs for _ in range(knob.width))
     transfer_pool.tell(task.proposer.family, "other", [TransferRecord("0", knobs, nonsense, 1.0)])
     assert len(task.round()) == 16
+
+
+def test_a_seed_that_the_compiler_corrects_is_made_once_and_stays_a_seed(make, monkeypatch):
+    donor = make(0)
+    for _ in range(2):
+        donor.round()
+    proposer = make(2).proposer
+    sketches, asked = proposer.candidates.sketches, []
+    replay = sketches.replay
+
+    def corrected(points, rng):  # the last knob: as TVM does with a location that is none
+        asked.extend(points)
+        closed = [dataclasses.replace(p, vector=(*p.vector[:-1], 0)) for p in points]
+        return replay(closed, rng)
+
+    monkeypatch.setattr(sketches, "replay", corrected)
+    proposer._add_seeds()
+    first, n_asked = list(proposer._seeds), len(asked)
+    assert first
+    assert any(point.vector[-1] for point in asked)
+    proposer._add_seeds()
+    assert (proposer._seeds, len(asked)) == (first, n_asked)
+
+
+def test_seeds_of_one_program_are_sent_once(make, transfer_pool, monkeypatch):
+    donor = make(0)
+    for _ in range(2):
+        donor.round()
+    family = donor.proposer.family
+    transfer_pool.remember(family, "gmm", donor.proposer.elite_records())
+    transfer_pool.tell(family, "gmm", [])
+    later = make(0)
+    sketches = later.proposer.candidates.sketches
+    replay = sketches.replay
+    monkeypatch.setattr(
+        sketches, "replay", lambda points, rng: replay(points[:1] * len(points), rng)
+    )
+    assert len(later.round()) == 1
 
 
 def test_what_a_task_found_is_passed_to_others(make, transfer_pool):

@@ -12,6 +12,7 @@ from tests.journals import MemoryJournal
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import PyCostModel, derived_object
 from tvm_adaptive.errors import MACHINE_FAILURE, InvalidOptionError
+from tvm_adaptive.search_strategy.knobs import Point
 from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
 from tvm_adaptive.values.trial_log import TrialLog
@@ -338,6 +339,20 @@ def test_a_model_of_stock_is_served_by_evolution(make_task):
     assert type(task.proposer).__name__ == "EvolutionProposer"
     task = make_task(AdaptiveSearch(**SMALL), model)
     assert type(task.proposer).__name__ == "SurrogateProposer"
+
+
+def test_without_valid_random_points_the_pool_is_used(make_task, monkeypatch):
+    strategy = AdaptiveSearch(**SMALL, n_initial=0, max_fail_count=1)
+    task = make_task(strategy, RFEICostModel(n_trees=8, seed=1, n_jobs=1), batch=4)
+    seen = {key for _ in range(2) for key in keys(task.round())}
+    space = task.proposer.candidates.space
+    assert len(task.proposer.candidates.pool)
+    point = space.draw(np.random.default_rng(0))
+    impossible = Point(point.sketch, (*point.vector[:-1], 99))
+    monkeypatch.setattr(space, "draw", lambda _: impossible)
+    batch = task.round()
+    assert batch
+    assert not seen & set(keys(batch))
 
 
 def test_the_trial_limit_cuts_the_last_batch(make_task):

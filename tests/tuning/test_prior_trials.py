@@ -151,7 +151,7 @@ def test_a_relative_brings_seeds_and_samples(
     assert find_prior_trials(store, [context], transfer_pool, model) == WarmStart(0, 1, 2)
     seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
     assert seeds
-    assert all(seed.is_equals and not seed.is_own for seed in seeds)
+    assert all(seed.is_of_equal_task and not seed.is_own for seed in seeds)
 
 
 def test_another_target_brings_seeds_only(
@@ -164,7 +164,7 @@ def test_another_target_brings_seeds_only(
     assert find_prior_trials(store, [context], transfer_pool, model) == WarmStart(0, 1, 0)
     seeds = transfer_pool.ask(task_of(mod, other, "").family, "mine", space_of(kept[0]), rng)
     assert seeds
-    assert not any(seed.is_own or seed.is_equals for seed in seeds)
+    assert not any(seed.is_own or seed.is_of_equal_task for seed in seeds)
 
 
 def test_another_family_brings_nothing(
@@ -333,7 +333,7 @@ def test_a_relative_of_elsewhere_is_no_equal(
     transfer_pool = TransferPool()
     find_prior_trials(store, [context], transfer_pool, None)
     seeds = transfer_pool.ask(task.family, "mine", space_of(kept[0]), rng)
-    equals = {seed.point.vector: seed.is_equals for seed in seeds}
+    equals = {seed.point.vector: seed.is_of_equal_task for seed in seeds}
     assert equals == dict(zip(vectors_of(kept), [False, True], strict=True))
 
 

@@ -285,10 +285,12 @@ def args_info_of(mod: IRModule) -> list[ArgInfo]:
 
 def argument_bytes(mod: IRModule) -> int:
     """Return the bytes of the arguments: what a call reads and writes at least."""
-    return sum(
-        math.prod(map(int, info.shape)) * DataType(str(info.dtype)).itemsize
-        for info in args_info_of(mod)
-    )
+    return sum(map(bytes_of, args_info_of(mod)))
+
+
+def bytes_of(info: ArgInfo) -> int:
+    """Return the bytes of an argument."""
+    return math.prod(map(int, info.shape)) * int(DataType(str(info.dtype)).itemsize)
 
 
 def json_database(work_dir: str | Path) -> Database:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from tvm_adaptive._tvm import (
     TuneContext,
     args_info_of,
     buffer_of,
+    bytes_of,
     is_gpu,
 )
 from tvm_adaptive._tvm.operands import batch_axes, shares_operands
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 # 1.2 MB 0.94 to 1.10 (thirteen functions of ResNet-18 and DistilBERT). Where they are used once, in
 # products with a vector, 1.17.
 _FAR_BYTES = 2 << 20
-_ITEM_BYTES = 4
 _32_BITS = "32"  # the end of the names of their types
 _VECTORIZES = "RewriteParallelVectorizeUnroll"  # MetaSchedule's postprocessor
 # Seeds of TVM's schedules are in [1, 2^31).
@@ -108,8 +107,8 @@ class Sketches:
         """Whether results share weights that lie beyond a core's own cache."""
         mod = self._context.mod
         infos = args_info_of(mod)
-        extents = [math.prod(map(int, infos[i].shape)) for i in weights_of(mod)]
-        return _ITEM_BYTES * sum(extents) >= _FAR_BYTES and shares_operands(mod)
+        n_bytes = sum(bytes_of(infos[i]) for i in weights_of(mod))
+        return n_bytes >= _FAR_BYTES and shares_operands(mod)
 
     def point_of(self, schedule: Schedule) -> Point | None:
         """Return the point of a schedule, e.g. of a database; None for one of another sketch."""

@@ -80,6 +80,9 @@ class SurrogateProposer(Proposer):
         self._elites: list[tuple[float, Point]] = []
         self._randoms: IndexArray = np.zeros(0, dtype=np.intp)
         self._seeds: list[int] = []  # keys, the best first
+        # Keys of seeds by the points that were asked for, which the compiler may have changed or
+        # completed; None without a program.
+        self._seed_keys: dict[Point, int | None] = {}
         # The fastest without prefetching whose forms with it were tried, and its seconds.
         self._prefetched: tuple[float, Point] | None = None
         self._points_left: list[Point] = []  # that suit the processor, and were not needed yet
@@ -117,6 +120,7 @@ class SurrogateProposer(Proposer):
             "elites": self._elites,
             "prefetched": self._prefetched,
             "points_left": self._points_left,
+            "seed_keys": self._seed_keys,
             **self.candidates.carry(),
         }
 
@@ -128,6 +132,7 @@ class SurrogateProposer(Proposer):
         self._n_population, self._elites = carried["n_population"], carried["elites"]
         self._prefetched = carried["prefetched"]
         self.rng, self._points_left = carried["rng"], carried["points_left"]
+        self._seed_keys = carried["seed_keys"]
         self.candidates.resume(carried)
 
     def tell(self, schedules: Sequence[Schedule], seconds: Sequence[float | None]) -> None:
@@ -188,16 +193,17 @@ class SurrogateProposer(Proposer):
             # Twice as many after each round without any: on GPUs, one of hundreds may be valid.
             points: list[Point] = []
             for _ in range(wanted << n_fruitless):
-                points.append(candidates.space.draw(self.rng))
-                if not candidates.space.allows(points[-1]):
+                point = candidates.space.draw(self.rng)
+                if not candidates.space.allows(point):
                     break  # thousands of tries have found none
+                points.append(point)
             n_found = sum(key is not None for key in candidates.add(points))
             n_fruitless = 0 if n_found else n_fruitless + 1
             n_valid += n_found
         if not len(pool):  # of a small space, draws miss the last few
             left = [p for p in candidates.space.all_points(_FEW_POINTS) if not pool.knows(p)]
             n_valid += sum(key is not None for key in candidates.add(left))
-        if n_valid == 0:
+        if not (n_valid or len(pool)):
             return None
         self._n_population = n_valid
         self._randoms = np.arange(n_before, len(pool))
@@ -322,12 +328,15 @@ class SurrogateProposer(Proposer):
         seeds = self.transfer_pool.ask(self.family, name, self.candidates.space, self.rng)
         if n_own is not None:
             seeds = [seed for seed in seeds if seed.is_own][:n_own]
-        new = [seed.point for seed in seeds if not pool.knows(seed.point)][:SEEDS_PER_ROUND]
-        # Some are there already, drawn at random.
-        keys = dict(zip(pool.points, pool.keys, strict=True))
-        added = zip(new, self.candidates.add(new), strict=True)
-        keys.update((point, key) for point, key in added if key is not None)
-        self._seeds = [keys[seed.point] for seed in seeds if seed.point in keys]
+        points = [seed.point for seed in seeds]
+        new = [each for each in points if each not in self._seed_keys and not pool.knows(each)]
+        new = new[:SEEDS_PER_ROUND]
+        self._seed_keys.update(zip(new, self.candidates.add(new), strict=True))
+        # Some were there already, drawn at random.
+        keys = {**self._seed_keys, **dict(zip(pool.points, pool.keys, strict=True))}
+        # Different decisions may lead to the same program.
+        found = dict.fromkeys(keys.get(each) for each in points)
+        self._seeds = [key for key in found if key is not None]
 
     def _exclude(self, keys: set[int]) -> None:
         super()._exclude(keys)
@@ -376,7 +385,7 @@ def draft_of(
     try:
         sketches = Sketches(context, context.space_generator.generate_design_space(context.mod))
         seeds = transfer_pool.ask(anchor_of(context.mod), name, sketches.space, rng)
-        points = [seed.point for seed in seeds if seed.is_equals][:1]
+        points = [seed.point for seed in seeds if seed.is_of_equal_task][:1]
         points += sketches.promising(processor, _N_TRIED, rng)
         found = (sketches.replay([point], rng)[0] for point in points)
         schedule = next((each[1] for each in found if each is not None), None)

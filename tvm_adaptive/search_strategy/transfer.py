@@ -55,7 +55,7 @@ class Seed:
 
     point: Point
     is_own: bool = False  # whether the record is of this very task, by an earlier run
-    is_equals: bool = False  # whether it is of this or an equal task, on this machine
+    is_of_equal_task: bool = False  # whether it is of this or an equal task, on this machine
 
 
 class TransferPool:
@@ -115,7 +115,7 @@ class TransferPool:
             for record, relative in zip(row, ranked, strict=True):
                 point = None if record is None else fit(record, space, rng)
                 if point is not None:
-                    seeds.setdefault(point, Seed(point, is_equals=relative.is_equal))
+                    seeds.setdefault(point, Seed(point, is_of_equal_task=relative.is_equal))
         return list(seeds.values())
 
 

@@ -27,9 +27,9 @@ TWO_SUMS = (("j", 8), ("i", 2), ("k", 2), ("k", 32))
 COLUMNS_INSIDE = (("i", 8), ("j", 8), ("k", 64))
 
 
-def product(n_columns: int = N_COLUMNS, sign: int = 1) -> IRModule:
-    rows = te.placeholder((N_ROWS, N_SUMMED), name="A")
-    weights = te.placeholder((N_SUMMED, n_columns), name="W")
+def product(n_columns: int = N_COLUMNS, sign: int = 1, dtype: str = "float32") -> IRModule:
+    rows = te.placeholder((N_ROWS, N_SUMMED), dtype, name="A")
+    weights = te.placeholder((N_SUMMED, n_columns), dtype, name="W")
     k = te.reduce_axis((0, N_SUMMED), name="k")
     result = te.compute(
         (N_ROWS, n_columns),
