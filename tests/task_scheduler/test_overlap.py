@@ -73,6 +73,14 @@ def test_within_a_slot_of_several_rounds_results_are_waited_for(late, turns):
     ]
 
 
+def test_a_slot_ahead_is_played_while_the_others_are_measured(late, turns):
+    late.tune(scheduler_in(late, turns(), n_lanes=2), sizes=(16, 32), trials=32)
+    assert log_of(late) == [
+        *("run 16", "run 32", "result 16", "run 16", "result 32", "run 32"),
+        *("result 16", "result 32"),
+    ]
+
+
 def test_the_global_limit_is_kept(late, turns):
     scheduler = scheduler_in(late, turns(n_trials=3))
     late.tune(scheduler, strategy=AdaptiveSearch(**SMALL), trials=10)

@@ -10,7 +10,7 @@ from tvm_adaptive._tvm import PySearchStrategy, derived_object
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.task_scheduler.arms import Decision, PriorTrials
-from tvm_adaptive.task_scheduler.slot_queue import MAX_EMPTY_ROUNDS
+from tvm_adaptive.task_scheduler.slot_queue import MAX_EMPTY_BATCHES
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.values.trial import Promise
 
@@ -60,6 +60,12 @@ def test_a_policy_of_ones_own_decides(world, turns):
     world.tune(scheduler_in(world, turns()), trials=48)
     assert world.played == [0, 1, 2, 0, 1, 2]
     assert world.batches == [8] * 6
+
+
+def test_seconds_ahead_are_none_of_a_slot(world, turns):
+    scheduler = scheduler_in(world, turns(), slot_sec=20.0, n_lanes=2)
+    world.tune(scheduler, sizes=(16, 32), trials=48)
+    assert world.played == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_policy_sees_every_trial_and_every_second(world, turns):
@@ -307,7 +313,7 @@ def test_empty_batches_without_end_are_not_waited_for(world, turns):
 
     scheduler = scheduler_in(world, turns(n_trials=4))
     world.tune(scheduler, strategy=OddSearch(brings))
-    assert len(asked) == 3 * MAX_EMPTY_ROUNDS
+    assert len(asked) == 3 * MAX_EMPTY_BATCHES
     assert all(arm.finished and arm.n_trials == 0 for arm in scheduler.arms)
 
 

@@ -53,7 +53,7 @@ class Foresight:
                 continue
             promise = self.promise_of(k)
             if promise is not None and promise.accuracy >= MIN_ACCURACY:
-                gains_ms[k] = arm.weight * arm.best_ms * promise.expected_drop
+                gains_ms[k] = arm.share_ms * promise.expected_drop
         # Before its first result a sibling's latency is infinite; its warm-up comes first.
         gains_ms[~np.isfinite(gains_ms)] = np.nan
         if not np.nanmax(gains_ms, initial=0.0) > 0.0:

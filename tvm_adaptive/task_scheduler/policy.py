@@ -202,7 +202,7 @@ class DynaTunePolicy:
         return _Outlook(
             n_slots=arm.n_slots,
             peer_gflops=peer_gflops,
-            gain_ms=arm.weight * arm.best_ms * belief.expected_drop,
+            gain_ms=arm.share_ms * belief.expected_drop,
             published_gain_ms=index.published_gain_ms(belief.mean, 1.0, arm.best_ms, arm.weight),
             slot_sec=horizon * sec_per_trial,
         )

@@ -66,12 +66,13 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     slot_sec : float or None, default None
         Wall-clock seconds per slot instead; compared between batches.
     warm_up_trials : int, default 4
-        Trials of a task's first slot, where a policy by name warms up. Strategies without
+        Trials of a task's first slot under ``"default"``, ``"epsilon-greedy"`` and
+        ``"softmax"``; others begin with a whole batch. Strategies without
         ``limit_next_batch`` give whole batches.
     patience_trials : int or None, default None
         Where the policy is given by name, a task without improvement for so many trials
         is retired; None leaves that to the policy (``"paper"``: 200, the others never).
-        ``"gradient"`` has neither this nor a warm-up of its own.
+        ``"gradient"`` retires none.
     foresee_share : float or None, default None
         Share of a slot that follows each slot, for the sibling for which the updated model
         predicts the largest gain (FamilySeer).
@@ -298,6 +299,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             return queue.stop(reason)
         slot = next((s for s in queue.ahead if self._hooks(s.arm).is_ready()), queue.ahead[0])
         queue.ahead.remove(slot)
+        slot.start_sec = queue.charged_sec  # with lanes, others were played since the decision
         queue.current = slot
         return self._play(queue, slot) if self.n_lanes == 1 else slot.arm
 
@@ -346,7 +348,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             if record.is_terminated and not self.arms[index].finished:
                 self._arm_table.finish(index)
         while queue.waiting and (
-            len(queue.waiting) > self.max_waiting or all(arm.finished for arm in queue.choosable)
+            len(queue.waiting) > self.max_waiting
+            # A slot that was decided on ahead is played while the others are measured.
+            or (not queue.ahead and all(arm.finished for arm in queue.choosable))
         ):
             self._join_waiting(queue, queue.waiting[0])
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Twice what TVM's own search allows itself: a strategy that returns empty batches without
 # end would never use up a trial, and its task would never finish.
-MAX_EMPTY_ROUNDS = 10
+MAX_EMPTY_BATCHES = 10
 
 
 class ArmTable:
@@ -132,7 +132,7 @@ class Slot:
     """One slot of an arm, from the decision to its last result."""
 
     arm: int
-    start_sec: float  # monotonic; the time of the decision counts
+    start_sec: float  # monotonic; when it was decided on, with lanes when its turn came
     n_asked: int | None = None  # trials of the decision; None for a SlotLength
     until_success: bool = False  # whether the first batch with a success ends it
     spent_sec: float = 0.0  # charged to it; slots that overlap share no second
@@ -239,7 +239,7 @@ class SlotQueue:
             if slot.arm == index:
                 slot.add_round(n_results, has_success=has_success)
         self._n_empty[index] = 0 if n_results else self._n_empty[index] + 1
-        return self._n_empty[index] >= MAX_EMPTY_ROUNDS
+        return self._n_empty[index] >= MAX_EMPTY_BATCHES
 
     def charge(self, slot: Slot) -> None:
         """Charge the seconds since the last charge to a slot's arm."""

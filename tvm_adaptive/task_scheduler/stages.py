@@ -105,7 +105,7 @@ def is_postponed(arm: Arm, gain_ms: float, total_ms: float, share: float) -> boo
 
     The sum of all arms is far too large at first, so that the answer may change.
     """
-    if arm.weight * arm.best_ms < NEGLIGIBLE_SHARE * total_ms:
+    if arm.share_ms < NEGLIGIBLE_SHARE * total_ms:
         return share > 0.0
     is_stuck = trials_since_improvement(arm) >= STUCK_TRIALS
     return is_stuck and gain_ms < share * total_ms
