@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError, che
 from tvm_adaptive.models import Network
 from tvm_adaptive.models.content import content_of, python_source
 from tvm_adaptive.models.frontend import (
+    ModelReader,
     Sample,
     load,
     network_of_imported,
@@ -25,14 +26,16 @@ from tvm_adaptive.models.frontend import (
     shapes_of_sample,
     with_sample,
 )
+from tvm_adaptive.models.frontend.torch_flat import evaluated
 from tvm_adaptive.models.inference import CompiledModel, check_pool
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.deploy import apply_network
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison, TuneReport
-from tvm_adaptive.tuning.session import RunOptions
+from tvm_adaptive.tuning.session import RunOptions, worker_server
 from tvm_adaptive.tuning.target import environment_of, n_threads_of, resolve_target
 from tvm_adaptive.tuning.tune import run_loaded
+from tvm_adaptive.workers.fork_server import ForkServer
 
 # Of the calls of an inference, for a model that was not tuned here: records of less were made
 # for other models. Of one that was, any proven record will do: a short run reaches few tasks.
@@ -105,42 +108,48 @@ def compile_model(
         record of the model.
     ImportMismatchError
         When an imported network computes something else in TVM than in its framework.
+    StoreError
+        When a store other than the user's own cannot be opened.
+    WorkDirInUseError
+        When another run uses ``work_dir``.
     WorkerError
         When no library could be compiled or run, or its outputs are wrong.
     """
     check_at_least("n_threads", n_threads, 1)
     check_pool()
     target = resolve_target("cpu")
-    network = network_of(model, inputs, input_shapes, params)
     folder, keep = _folder(work_dir)
-    least_share, key = 0.0, ""
-    if budget_sec is not None or trials is not None:
-        key, was_tuned = _key_of(network, target, config), False
-        if key:
-            with open_store(config.store) as store:
-                was_tuned = store is not None and store.was_tuned(key)
-        least_share = _ANY_SHARE if was_tuned else _LEAST_PROVEN_SHARE
-    applied = apply_network(
-        network,
-        out_dir=folder / "applied",
-        config=config,
-        observer=observer,
-        least_proven_share=least_share,
-    )
-    if applied is not None:
-        library, comparison, shortfall = applied
-    else:
-        options = RunOptions(
-            what=network.name,
-            work_dir=folder / "run",
-            budget_sec=budget_sec,
-            trials=trials,
-            seed=seed,
+    with worker_server() as server:
+        network = network_of(model, inputs, input_shapes, params, server)
+        least_share, key = 0.0, ""
+        if budget_sec is not None or trials is not None:
+            key, was_tuned = _key_of(network, target, config), False
+            if key:
+                with open_store(config.store) as store:
+                    was_tuned = store is not None and store.was_tuned(key)
+            least_share = _ANY_SHARE if was_tuned else _LEAST_PROVEN_SHARE
+        applied = apply_network(
+            network,
+            out_dir=folder / "applied",
             config=config,
             observer=observer,
+            least_proven_share=least_share,
+            server=server,
         )
-        report, library = _tuned_library(network, options, key)
-        comparison, shortfall = report.comparison, report.shortfall
+        if applied is not None:
+            library, comparison, shortfall = applied
+        else:
+            options = RunOptions(
+                what=network.name,
+                work_dir=folder / "run",
+                budget_sec=budget_sec,
+                trials=trials,
+                seed=seed,
+                config=config,
+                observer=observer,
+            )
+            report, library = _tuned_library(network, options, key, server)
+            comparison, shortfall = report.comparison, report.shortfall
     _check_agreement(network, comparison, shortfall)
     return CompiledModel(
         library,
@@ -152,9 +161,11 @@ def compile_model(
     )
 
 
-def _tuned_library(network: Network, options: RunOptions, key: str) -> tuple[TuneReport, Path]:
+def _tuned_library(
+    network: Network, options: RunOptions, key: str, server: ForkServer
+) -> tuple[TuneReport, Path]:
     """Tune a network, and note in the store that this was done."""
-    report = run_loaded(options, lambda _: (network, python_source(network)))
+    report = run_loaded(options, lambda _: (network, python_source(network)), server=server)
     if report.interrupted:
         raise KeyboardInterrupt
     with contextlib.suppress(StoreError), open_store(options.config.store) as store:
@@ -170,6 +181,7 @@ def network_of(
     inputs: Any = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     params: Mapping[str, Any] | None = None,
+    server: ForkServer | None = None,
 ) -> Network:
     """Return what :func:`compile_model` takes as a network; raise InvalidOptionError."""
     shapes: Mapping[str, Sequence[int]] = dict(input_shapes or {})
@@ -187,7 +199,7 @@ def network_of(
         return found if arrays is None else with_sample(found, arrays, "inputs")
     if isinstance(model, (str, Path)):
         given: Sample | None = inputs
-        loaded = load(str(model), shapes, inputs=given)
+        loaded = load(str(model), shapes, inputs=given, reader=ModelReader(server))
         if not isinstance(loaded, Network):
             raise InvalidOptionError(f"{model} is an operator; tune it with tune_tir instead.")
         return loaded
@@ -201,19 +213,8 @@ def network_of(
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if named else tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
     name = type(model).__name__
-    with _evaluated(model):
+    with evaluated(model):
         return network_of_module(model, args, named, name=name, shapes=shapes, source=name)
-
-
-@contextlib.contextmanager
-def _evaluated(module: Any) -> Iterator[None]:
-    """Give a module its mode of training back."""
-    modes = [(each, each.training) for each in module.modules()]
-    try:
-        yield
-    finally:
-        for each, mode in modes:
-            each.training = mode
 
 
 def _folder(work_dir: str | Path | None) -> tuple[Path, object]:

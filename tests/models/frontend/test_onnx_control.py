@@ -72,6 +72,13 @@ def test_a_loop_of_a_known_count_is_written_out(opset):
     assert np.array_equal(rows, [X, 2 * X, 4 * X])
 
 
+def test_a_value_of_a_body_may_be_named_step():
+    found = unrolled(loop(extra=(node("Identity", ["i"], ["step"]),))).graph
+    results = [name for each in found.node for name in each.output]
+    constants = [each.name for each in found.initializer]
+    assert len({*results, *constants}) == len(results) + len(constants)
+
+
 def test_a_loop_without_a_step_hands_on_what_it_is_given():
     model = loop("none")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "none"))

@@ -4,18 +4,21 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load, with_sample
+from tvm_adaptive.models.frontend.torch_flat import flat_module, quiet
 from tvm_adaptive.models.frontend.torch_program import (
     network_of_module,
     network_of_program,
     open_program,
 )
 from tvm_adaptive.models.network import shape_text
+from tvm_adaptive.tuning import embedding
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
 
@@ -420,6 +423,83 @@ def test_what_cannot_be_exported_is_traced(check_import):
     network = load("my_models:numpy")
     assert list(network.input_shapes) == ["x", "more_y"]
     check_import(network)
+
+
+def test_a_traced_module_is_compared_as_in_evaluation(torch, check_import):
+    class Dropping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = torch.nn.Dropout(0.5)
+
+        def forward(self, x):
+            if type(x) is not torch.Tensor:
+                raise TypeError("no tensor of " + type(x).__name__)
+            return self.dropout(x) + 1
+
+    module = Dropping().train()
+    network = embedding.network_of(module, torch.ones(2, 64))
+    check_import(network)
+    assert module.training
+    assert module.dropout.training
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_buffer_may_be_expanded(torch, tmp_path, check_import, is_file):
+    class Shifted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("row", torch.arange(3.0).expand(2, 3))
+
+        def forward(self, x):
+            return x + self.row + 1
+
+    if is_file:
+        program = torch.export.export(Shifted(), (torch.ones(2, 3),))
+        torch.export.save(program, str(tmp_path / "net.pt2"))
+        check_import(load(str(tmp_path / "net.pt2")))
+    else:
+        check_import(embedding.network_of(Shifted(), torch.ones(2, 3)))
+
+
+def test_a_module_that_raises_keeps_its_state(torch):
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            if float(x.sum()) < 0:
+                raise ValueError("a negative sum")
+            return x * 2
+
+    module = Counting()
+    flat = flat_module(module, (torch.ones(2),), {})
+    with pytest.raises(ValueError, match="a negative sum"):
+        flat.run([np.full(2, -1, "float32")])
+    assert module.calls.item() == 0
+    (doubled,) = flat.run([np.ones(2, "float32")])
+    assert doubled.tolist() == [2, 2]
+
+
+def test_threads_that_are_quiet_at_once_give_the_streams_back():
+    before = sys.stdout, sys.stderr
+    may_end = [threading.Event(), threading.Event()]
+    began = threading.Event()
+
+    def be_quiet(event):
+        with quiet():
+            began.set()
+            event.wait(10)
+
+    threads = [threading.Thread(target=be_quiet, args=(each,)) for each in may_end]
+    threads[0].start()
+    assert began.wait(10)
+    threads[1].start()
+    for event, thread in zip(may_end, threads, strict=True):
+        event.set()
+        thread.join(10)
+    assert (sys.stdout, sys.stderr) == before
 
 
 @pytest.mark.slow

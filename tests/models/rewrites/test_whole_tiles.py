@@ -112,6 +112,13 @@ def test_few_registers_want_two_vectors_in_a_row(n_registers, rows):
     assert {n: whole_rows(n, unit) for n in rows} == rows
 
 
+@pytest.mark.parametrize(("mcpu", "n_wide"), [("znver3", 6640), ("skylake-avx512", 6656)])
+def test_letters_of_an_alphabet_have_columns_that_tiles_divide(mcpu, n_wide):
+    network, _ = product((40, 8), (8, 6625))
+    target = resolve_target({"kind": "llvm", "mcpu": mcpu, "num-cores": 2})
+    assert extents_of_product(prepare(network, target)) == (40, n_wide)
+
+
 @pytest.mark.parametrize(
     ("mcpu", "n", "n_wide"), [("znver3", 1000, 1008), ("skylake-avx512", 1008, 1008)]
 )

@@ -7,6 +7,7 @@ follows the convolution. The functions have no schedule: they are tuned like all
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,8 +29,8 @@ from tvm_adaptive.models.forms.tiles import Tiles
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "scaled": lambda x, factor: x * tirx.const(factor, "float32"),
-    "plus": lambda a, b: a + b,
-    "minus": lambda a, b: a - b,
+    "plus": operator.add,
+    "minus": operator.sub,
 }
 
 

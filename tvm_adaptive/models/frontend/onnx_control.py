@@ -200,7 +200,7 @@ def _written_out(
     result: list[Any] = []
     for step in range(int(count.item())):
         name = f"{prefix}_{step}"
-        given = [_add(graph, f"{name}_step", step), _add(graph, f"{name}_go", True), *carried]
+        given = [_add(graph, f"{name}.step", step), _add(graph, f"{name}.go", True), *carried]
         names = dict(zip((each.name for each in body.input), given, strict=True))
         nodes, (_, *outputs) = _inlined(body, weights | names, name)
         result += nodes

@@ -113,11 +113,11 @@ class _Conversion:
             # TVM cannot read an empty list, which says no more than no list.
             lists = ("ints", "floats", "strings")
             empty = [
-                each.name
+                each
                 for each in node.attribute
                 if each.type in _LISTS and not any(getattr(each, kind) for kind in lists)
             ]
-            for attribute in [each for each in node.attribute if each.name in empty]:
+            for attribute in empty:
                 node.attribute.remove(attribute)
                 if node.op_type == "Constant":
                     kind = "int64" if attribute.type == _INTS else "float32"

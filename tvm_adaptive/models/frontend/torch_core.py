@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from tvm_adaptive.models.frontend.torch_repairs import extents_of
+
 # Operators that TVM translates as they are.
 _KEPT = frozenset(
     {
@@ -21,7 +23,7 @@ _KEPT = frozenset(
         *("relu6.default", "silu.default"),
     }
 )
-# Operators that write to their input, without the last underscore.
+# Operators that write to their input; those without the last underscore do not.
 _IN_PLACE = frozenset(
     {
         *("add_.Tensor", "mul_.Tensor", "relu_.default", "sigmoid_.default"),
@@ -81,12 +83,12 @@ def _rewrite_of(node: Any) -> _Rewrite | None:
     if name in _IN_PLACE:
         _check_alone(node.args[0])
         return _functional
-    if name == "linear.default" and len(_shape(node)) == 2:
+    if name == "linear.default" and len(extents_of(node)) == 2:
         return None
     if name not in _REWRITES:
         raise _NotPlainError
     rewrite, is_plain = _REWRITES[name]
-    if not is_plain(node) or not all(isinstance(n, int) for n in _shape(node)):
+    if not is_plain(node) or not all(isinstance(n, int) for n in extents_of(node)):
         raise _NotPlainError
     return rewrite
 
@@ -135,7 +137,7 @@ def _linear(graph: Any, node: Any) -> Any:
     flat = _call(graph, view, (data, list(rows.shape)), {"val": rows})
     args, meta = (flat, weight, *bias), {"val": value.flatten(0, -2)}
     found = _call(graph, torch.ops.aten.linear.default, args, meta)
-    return _call(graph, view, (found, _shape(node)), node.meta)
+    return _call(graph, view, (found, extents_of(node)), node.meta)
 
 
 def _global_mean(graph: Any, node: Any) -> Any:
@@ -159,7 +161,7 @@ _REWRITES: dict[str, tuple[_Rewrite, Callable[[Any], bool]]] = {
     "dropout.default": (_input, lambda node: not node.args[2]),
     "dropout_.default": (_input, lambda node: not node.args[2]),
     "layer_norm.default": (_layer_norm, _always),
-    "linear.default": (_linear, lambda node: len(_shape(node)) > 2),
+    "linear.default": (_linear, lambda node: len(extents_of(node)) > 2),
 }
 
 
@@ -169,7 +171,3 @@ def _call(
     found = graph.call_function(target, args, kwargs or {})
     found.meta = dict(meta)
     return found
-
-
-def _shape(node: Any) -> list[int]:
-    return list(node.meta["val"].shape)

@@ -12,6 +12,7 @@ import inspect
 import io
 import logging
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
+_QUIET = threading.RLock()
 # Results that are known to be no tensors.
 _PLAIN = (int, float, complex, str, type(None))
 
@@ -52,9 +54,10 @@ class FlatModel:
         )
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Run the model once; what it writes to its state and inputs is undone."""
-        inference = self.opened(inputs)
-        return inference.outputs(inference.run())
+        """Run the model once, not in training; what it writes to state and inputs is undone."""
+        with evaluated(self.module):
+            inference = self.opened(inputs)
+            return inference.outputs(inference.run())
 
     def opened(self, inputs: Sequence[Array]) -> Inference:
         """Return the model with its inputs; each inference starts from the same state."""
@@ -66,14 +69,19 @@ class FlatModel:
         @torch.inference_mode()  # type: ignore[untyped-decorator]
         def run() -> Any:
             state.restore()
-            results = self.module(*tensors)
+            try:
+                results = self.module(*tensors)
+            except BaseException:
+                state.restore()
+                raise
             state.forget_unwritten()
             return results
 
         def outputs(results: Any) -> list[Array]:
-            arrays = [_array_of(each) for each in results]
-            state.restore()
-            return arrays
+            try:
+                return [_array_of(each) for each in results]
+            finally:
+                state.restore()
 
         return Inference(run, outputs)
 
@@ -191,13 +199,16 @@ class _State:
         ]
         given = dict(enumerate(inputs))
         tensors = buffers + [(given, place, tensor) for place, tensor in given.items()]
-        self._kept = [(*each, each[2].clone()) for each in tensors]
+        # PyTorch writes to no tensor whose elements share memory; another may take its place.
+        self._kept = [
+            (*each, None if _shares_elements(each[2]) else each[2].clone()) for each in tensors
+        ]
         self._is_reduced = False
 
     def restore(self) -> None:
         """Give all their values back."""
         for holder, name, tensor, value in self._kept:
-            holder[name] = tensor.copy_(value)
+            holder[name] = tensor if value is None else tensor.copy_(value)
 
     def forget_unwritten(self) -> None:
         """Restore only what the first inference has written; the rest would cost time."""
@@ -208,8 +219,18 @@ class _State:
             self._kept = [
                 each
                 for each in self._kept
-                if each[0][each[1]] is not each[2] or not torch.equal(each[2], each[3])
+                if each[0][each[1]] is not each[2]
+                or not (each[3] is None or torch.equal(each[2], each[3]))
             ]
+
+
+def _shares_elements(tensor: Any) -> bool:
+    """Say whether several elements are one place of memory, as in an expanded tensor."""
+    import torch
+
+    if tensor.layout is not torch.strided:
+        return False
+    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _tensor_of(value: Array) -> Any:
@@ -233,7 +254,24 @@ def _array_of(tensor: Any) -> Array:
 
 
 @contextlib.contextmanager
+def evaluated(module: Any) -> Iterator[None]:
+    """Keep a module out of training while inside; its parts get their modes back."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        for each, _ in modes:
+            each.training = False
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep PyTorch's exporters from printing; what they warn of is seen in the results."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    """Keep PyTorch's exporters from printing; what they warn of is seen in the results.
+
+    One thread at a time, as each gives back the streams that it has found.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with _QUIET, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield

@@ -48,7 +48,7 @@ _TO_READ, _SECOND_CACHE, _DATA = 0, 2, 1
 
 
 def hinted(record: _tvm.TuningRecord, weights: tuple[int, ...]) -> list[_tvm.TuningRecord]:
-    """Return forms of a record that prefetch their weights.
+    """Return variants of a record that prefetch their weights.
 
     Only timings can show which is the fastest, one of them or the record itself.
 
@@ -67,24 +67,25 @@ def hinted(record: _tvm.TuningRecord, weights: tuple[int, ...]) -> list[_tvm.Tun
     """
     return [
         _tvm.TuningRecord(
-            form.trace, record.workload, record.run_secs, record.target, record.args_info
+            variant.trace, record.workload, record.run_secs, record.target, record.args_info
         )
-        for form in hinted_schedules(record.as_measure_candidate().sch, weights)
+        for variant in hinted_schedules(record.as_measure_candidate().sch, weights)
     ]
 
 
 def hinted_schedules(schedule: Schedule, weights: tuple[int, ...]) -> list[Schedule]:
-    """Return forms of a schedule that prefetch its weights; see :func:`hinted`."""
+    """Return variants of a schedule that prefetch its weights; see :func:`hinted`."""
     readers = list(_readers(_packed(schedule.mod), weights))
-    forms = []
+    variants = []
     for lines in LINES_AT_ONCE if readers else ():
-        form = schedule.copy()
+        variant = schedule.copy()
         for function, block, number in readers:
-            form.annotate(form.get_sblock(block, func_name=function), HINT, f"{number}:{lines}")
-        packed = _packed(form.mod)
+            found = variant.get_sblock(block, func_name=function)
+            variant.annotate(found, HINT, f"{number}:{lines}")
+        packed = _packed(variant.mod)
         if follow_hints(packed) is not packed:
-            forms.append(form)
-    return forms
+            variants.append(variant)
+    return variants
 
 
 def follow_hints(mod: IRModule) -> IRModule:

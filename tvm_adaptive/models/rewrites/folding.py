@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, handle, relax, relax_transform
-from tvm_adaptive.models.network import without_dead_bindings
+from tvm_adaptive.models.network import operator_of, without_dead_bindings
 
 Array = npt.NDArray[Any]
 
@@ -71,7 +71,7 @@ class _Constants:
         """Return the value of a binding as a constant; None where that is left to TVM."""
         if isinstance(value, relax.Var):
             return self.values.get(handle(value))
-        name = str(getattr(getattr(value, "op", None), "name", ""))
+        name = operator_of(value)
         if name not in _MOVES and name not in _ARITHMETIC:
             return None
         arguments = self._arguments(value)

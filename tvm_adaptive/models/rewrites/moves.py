@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import Constant, data_of_constant
+from tvm_adaptive._tvm import Constant, data_of_constant, relax, tensor
 from tvm_adaptive.models.network import known_extents, operator_of
 from tvm_adaptive.models.rewrites.strided_view import StridedView
 
@@ -20,6 +21,11 @@ def axes_of_transpose(call: Any) -> list[int]:
     """Return the axes of a transpose's argument in the order of the result."""
     axes, rank = call.attrs.axes, int(call.args[0].ty.ndim)
     return [int(axis) for axis in axes] if axes is not None else list(range(rank))[::-1]
+
+
+def reshaped_constant(value: Constant, extents: Sequence[int]) -> Constant:
+    """Return a constant of the same numbers in another shape."""
+    return relax.const(tensor(data_of_constant(value).numpy().reshape(extents)))
 
 
 def axis_of_concatenation(call: Any) -> int | None:

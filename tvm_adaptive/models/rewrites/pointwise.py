@@ -12,10 +12,8 @@ places take 0.68 of the time as a product, 960 of 160 at 7 x 7 0.81, 576 of 96 a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, IRModule, relax
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.models.network import (
@@ -26,6 +24,7 @@ from tvm_adaptive.models.network import (
     with_rewritten_calls,
     without_dead_bindings,
 )
+from tvm_adaptive.models.rewrites.moves import reshaped_constant
 from tvm_adaptive.models.rewrites.whole_tiles import tile_rows, whole_rows
 
 _CONVOLUTION = "relax.nn.conv2d"
@@ -42,7 +41,7 @@ def as_products(mod: IRModule, unit: VectorUnit) -> IRModule:
         if operator_of(call) != _CONVOLUTION or not _is_worth_it(call, unit):
             return call
         data, kernel = call.args
-        weight = _reshaped_constant(kernel, known_extents(kernel)[-2:])
+        weight = reshaped_constant(kernel, known_extents(kernel)[-2:])
         extents = known_extents(data)
         matrix = builder.emit(relax.op.reshape(data, (math.prod(extents[:-1]), extents[-1])))
         found = builder.emit(relax.op.matmul(matrix, weight))
@@ -74,8 +73,3 @@ def _is_worth_it(call: Any, unit: VectorUnit) -> bool:
 def _tiles(unit: VectorUnit) -> list[tuple[int, int]]:
     """Return how many places in a column and in a row of an image a tile may have."""
     return [(rows, n // rows) for n in tile_rows(unit) for rows in range(1, n + 1) if n % rows == 0]
-
-
-def _reshaped_constant(value: Any, shape: Sequence[int]) -> Any:
-    numbers = _tvm.data_of_constant(value).numpy().reshape(shape)
-    return relax.const(_tvm.tensor(numbers))

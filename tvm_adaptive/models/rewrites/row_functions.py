@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,9 @@ def _softmax(n_lanes: int, builder: Any, call: Any) -> Any | None:
     at = rows.at
     nothing = float_number(-math.inf)
     largest, find = rows.reduced("largest", nothing, tirx.max, lambda c: _load(data, at(c)))
-    total, add = rows.reduced("total", float_number(0.0), _plus, lambda c: _load(result, at(c)))
+    total, add = rows.reduced(
+        "total", float_number(0.0), operator.add, lambda c: _load(result, at(c))
+    )
 
     def power(c: Any, _: Any) -> Any:
         return BufferStore(result, exponential(_load(data, at(c)) - largest), at(c))
@@ -170,7 +173,9 @@ def _normalization(rows: _Rows, n_scales: int, epsilon: float, scale_of: Columns
     data, result = (float_buffer(name, rows.extents) for name in ("data", "normalized"))
     scale, shift = (float_buffer(name, [n_scales]) for name in ("scale", "shift"))
     at, n = rows.at, float_number(rows.n_columns)
-    total, add = rows.reduced("total", float_number(0.0), _plus, lambda c: _load(data, at(c)))
+    total, add = rows.reduced(
+        "total", float_number(0.0), operator.add, lambda c: _load(data, at(c))
+    )
 
     def centred(c: Any) -> Any:
         return _load(data, at(c)) - total / n
@@ -178,7 +183,7 @@ def _normalization(rows: _Rows, n_scales: int, epsilon: float, scale_of: Columns
     def square(c: Any) -> Any:
         return centred(c) * centred(c)
 
-    squares, add_squares = rows.reduced("squares", float_number(0.0), _plus, square)
+    squares, add_squares = rows.reduced("squares", float_number(0.0), operator.add, square)
     factor = float_number(1.0) / tirx.sqrt(squares / n + float_number(epsilon))
 
     def normalized(c: Any) -> Any:
@@ -270,10 +275,6 @@ def are_rows(extents: Sequence[int], axes: Sequence[int], *values: Any) -> bool:
 
 def _load(buffer: Any, indices: Sequence[Any]) -> Any:
     return buffer[tuple(indices)]
-
-
-def _plus(a: Any, b: Any) -> Any:
-    return a + b
 
 
 def _unless(condition: Any | None, otherwise: Any, value: Any) -> Any:

@@ -21,6 +21,7 @@ from tvm_adaptive.models.rewrites.moves import (
     TRANSPOSE,
     axes_of_transpose,
     axis_of_concatenation,
+    reshaped_constant,
 )
 
 # From channels last to channels first: how PyTorch's blocks of channels last return.
@@ -93,8 +94,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if known_extents(source) == list(extents):
             return source
         if isinstance(source, Constant):
-            numbers = _tvm.data_of_constant(source).numpy().reshape(extents)
-            return relax.const(_tvm.tensor(numbers))
+            return reshaped_constant(source, extents)
         return relax.op.reshape(source, tuple(extents))
 
     def _transposed(self, source: Any, axes: Sequence[int]) -> Any:

@@ -1,4 +1,4 @@
-"""Operators that move elements: transposed convolutions' pads, scatters, sequences, choices."""
+"""Operators that move elements or choose among them, windows, and reductions."""
 
 from __future__ import annotations
 
