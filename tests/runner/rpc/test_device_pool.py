@@ -60,10 +60,10 @@ def test_a_device_that_has_measured_nothing_is_suspected_while_there_are_others(
     assert not pool.suspect(B)
     assert pool.suspect(A)
     assert pool.avoided() == {A}
-    assert pool.rest_sec() == 20.0  # others that are held do not make it wait for longer
+    assert pool.rests() == {A: 20.0}  # others that are held do not make it wait for longer
     clock.now += 30.0
     assert pool.avoided() == frozenset()
-    assert pool.rest_sec() == math.inf
+    assert pool.rests() == {}
     pool.present = [A]
     assert not pool.suspect(A)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import threading
@@ -132,10 +133,10 @@ def test_a_tracker_that_restarts_while_a_device_is_asked_for_fails_nothing(track
     tracker.listed = [[(KEY, "a")]]
     tracker.offers = ["a"]
     refused = restart(monkeypatch)
-    assert lease.queue_for_device(tracker.config, (), 60.0)[0] == "a:9000"
+    assert lease.queue_for_device(tracker.config, {}, 60.0)[0] == "a:9000"
     refused[:] = [True, True]
     with pytest.raises(ConnectionRefusedError):
-        lease.queue_for_device(tracker.config, (), 0.0)
+        lease.queue_for_device(tracker.config, {}, 0.0)
 
 
 def test_a_tracker_may_restart_after_a_long_wait(tracker, monkeypatch):
@@ -162,24 +163,31 @@ def test_a_tracker_may_restart_after_a_long_wait(tracker, monkeypatch):
 def test_an_avoided_device_is_taken_only_if_there_is_no_other(tracker):
     tracker.listed = [[(KEY, "bad"), (KEY, "good")]]
     tracker.offers = ["bad", "bad", "good"]
-    address, devices = lease.queue_for_device(tracker.config, {"bad:9000"}, 0.0)
+    address, devices = lease.queue_for_device(tracker.config, {"bad:9000": math.inf}, 0.0)
     assert (address, devices) == ("good:9000", ("bad:9000", "good:9000"))
     assert tracker.n_requests == 3
     tracker.listed = [[(KEY, "bad")]]
     tracker.offers = ["bad"]
-    assert lease.queue_for_device(tracker.config, {"bad:9000"}, 0.0)[0] == "bad:9000"
+    assert lease.queue_for_device(tracker.config, {"bad:9000": math.inf}, 0.0)[0] == "bad:9000"
 
 
 def test_an_avoided_device_is_taken_after_a_while(tracker):
     tracker.listed = [[(KEY, "bad"), (KEY, "good")]]
     tracker.offers = ["bad"]
-    assert lease.queue_for_device(tracker.config, {"bad:9000"}, 0.0, 0.0)[0] == "bad:9000"
+    assert lease.queue_for_device(tracker.config, {"bad:9000": 0.0}, 0.0)[0] == "bad:9000"
+
+
+def test_each_avoided_device_rests_for_seconds_of_its_own(tracker):
+    tracker.listed = [[(KEY, "ill"), (KEY, "rested"), (KEY, "good")]]
+    tracker.offers = ["ill", "rested"]
+    rests = {"ill:9000": 900.0, "rested:9000": 0.0}
+    assert lease.queue_for_device(tracker.config, rests, 0.0)[0] == "rested:9000"
 
 
 def test_nobody_queues_for_a_device_that_has_left(tracker):
     tracker.offers = [None]
     with pytest.raises(AdaptiveError, match="no server with the key 'board' is left"):
-        lease.queue_for_device(tracker.config, (), 0.0)
+        lease.queue_for_device(tracker.config, {}, 0.0)
 
 
 class Session:
@@ -196,7 +204,7 @@ class Session:
 def test_a_device_is_held_until_its_session_ends_or_it_is_given_back(tracker, monkeypatch):
     tracker.listed, tracker.offers = [[(KEY, "a")]], ["a"]
     assert lease.held_device(0.0) is None
-    lease.queue_for_device(tracker.config, (), 0.0)
+    lease.queue_for_device(tracker.config, {}, 0.0)
     assert lease.held_device(0.0) is None  # offered, not connected
     connected = []
 

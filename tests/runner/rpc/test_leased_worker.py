@@ -37,9 +37,7 @@ class Session:
         return self.address
 
 
-def offer_device(
-    config: Any, avoided: Any, wait_sec: float, avoid_sec: float
-) -> tuple[str, tuple[str, ...]]:
+def offer_device(config: Any, avoided: Any, wait_sec: float) -> tuple[str, tuple[str, ...]]:
     """Offer the first device that is there and not avoided, or else the first one."""
     from tvm_adaptive.runner.rpc import lease
 

@@ -35,9 +35,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 FAST, SLOW, SLOWER = "farm:1", "farm:2", "farm:3"
 
 
-def offer_device(
-    config: Any, avoided: Any, wait_sec: float, avoid_sec: float
-) -> tuple[str, tuple[str, ...]]:
+def offer_device(config: Any, avoided: Any, wait_sec: float) -> tuple[str, tuple[str, ...]]:
     """Offer the device that was offered longest ago, as a tracker does."""
     from tvm_adaptive.runner.rpc import lease
 
@@ -70,7 +68,7 @@ def refuse_connection(timeout_sec: int) -> None:
     raise OSError("connection refused")
 
 
-def queue_in_vain(config: Any, avoided: Any, wait_sec: float, avoid_sec: float) -> Any:
+def queue_in_vain(config: Any, avoided: Any, wait_sec: float) -> Any:
     time.sleep(1000.0)
 
 

@@ -74,11 +74,10 @@ class DevicePool:
             avoided.discard(min(self.present, key=free_at_sec.__getitem__))
         return frozenset(avoided)
 
-    def rest_sec(self) -> float:
-        """Return the seconds until the first of the avoided devices may be used again."""
-        avoided = self.avoided()
-        free_at_sec = (self.device(address).free_at_sec for address in avoided)
-        return min(free_at_sec, default=math.inf) - self._clock()
+    def rests(self) -> dict[str, float]:
+        """Return the seconds until each of the avoided devices may be used again."""
+        now_sec = self._clock()
+        return {address: self.device(address).free_at_sec - now_sec for address in self.avoided()}
 
     def suspect(self, address: str) -> bool:
         """Say whether a failure may be the device's own; then it rests, and another is to try."""

@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig, rpc_base, rpc_connect
@@ -71,20 +71,20 @@ def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
 
 
 def queue_for_device(
-    config: RPCConfig, avoided: Collection[str], wait_sec: float, avoid_sec: float = math.inf
+    config: RPCConfig, avoided: Mapping[str, float], wait_sec: float
 ) -> tuple[str, tuple[str, ...]]:
     """Return the address of the device that the tracker offers next, and those of all.
 
-    An avoided one is only accepted if there is no other, or after ``avoid_sec``.
+    An avoided one is only accepted if there is no other, or after the seconds of its own.
     """
     release()
-    end_sec = time.monotonic() + avoid_sec
+    start_sec = time.monotonic()
     while True:
         host, port, key = _request(config, wait_sec)
         devices = known_devices(config, wait_sec)
         address = address_of(host, port)
-        is_last = set(devices) <= set(avoided) or time.monotonic() >= end_sec
-        if address not in avoided or is_last:
+        has_rested = time.monotonic() - start_sec >= avoided.get(address, 0.0)
+        if has_rested or set(devices) <= set(avoided):
             _Lease.offer = (host, port, key)
             return address, devices
 

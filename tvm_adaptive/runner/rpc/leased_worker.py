@@ -105,7 +105,7 @@ class LeasingPool(WorkerPool):
         self.address, self._present = yield Step(
             "queueing for a device",
             queue_for_device,
-            (self.farm, avoided, SERVER_WAIT_SEC, _PREFER_SEC),
+            (self.farm, dict.fromkeys(avoided, _PREFER_SEC), SERVER_WAIT_SEC),
             min(queue_sec, max(0.0, self._time_left())),
         )
         yield short_step(f"connecting to {self.address}", open_session, session_sec)

@@ -172,13 +172,10 @@ class AdaptiveRPCRunner(QueueingRunner):
 
     def _plan(self) -> Plan:
         """Lease a device and measure what is queued."""
-        rest = (self._devices.avoided(), lease.SERVER_WAIT_SEC, self._devices.rest_sec())
+        wanted = (self.rpc_config, self._devices.rests(), lease.SERVER_WAIT_SEC)
         try:
             address, present = yield Step(
-                "queueing for a device",
-                lease.queue_for_device,
-                (self.rpc_config, *rest),
-                self.queue_timeout_sec,
+                "queueing for a device", lease.queue_for_device, wanted, self.queue_timeout_sec
             )
         except WorkerTimeoutError as error:  # others use all devices
             self._fail_stalled(summary_line(error))
@@ -193,7 +190,7 @@ class AdaptiveRPCRunner(QueueingRunner):
             yield from self._use(address)
         except Exception as error:  # a defect of this package: the next session would end alike
             logger.exception("%s could not be used", address)
-            self._write("error", where="AdaptiveRPCRunner", error=repr(error))
+            self._write("error", where="AdaptiveRPCRunner", message=repr(error))
             self._dispatcher.fail_queued(f"{address} could not be used: {error!r}")
         finally:
             self._n_sessions -= 1
