@@ -75,6 +75,8 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None until the server reports it."""
+        if self._connection.is_copy:
+            raise MachineError("the worker is one of the process that this one was forked from")
         with self._connection.lock:
             if self._code is not None:
                 return self._code

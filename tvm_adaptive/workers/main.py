@@ -55,8 +55,9 @@ def work(reads: int, writes: int) -> int:
     with os.fdopen(reads, "rb") as tasks, os.fdopen(writes, "wb") as answers:
         while header := tasks.read(HEADER.size):
             (size,) = HEADER.unpack(header)
-            answer = cloudpickle.dumps(_answer(tasks.read(size)))
-            answers.write(HEADER.pack(len(answer)) + answer)
+            answer = _answer(tasks.read(size))
+            answers.write(HEADER.pack(len(answer)))
+            answers.write(answer)
             answers.flush()
     return 0
 
@@ -176,17 +177,17 @@ def hidden(name: str) -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-def _answer(payload: bytes) -> tuple[bool, Any, str]:
-    """Return whether the function returned, its value or traceback, the machine's failure."""
+def _answer(payload: bytes) -> bytes:
+    """Pickle whether the function returned, its value or traceback, the machine's failure."""
+    answer: bytes
     try:
         function, args = cloudpickle.loads(payload)
-        value = function(*args)
-        cloudpickle.dumps(value)  # an answer that cannot be pickled is the task's error
-        return True, value, ""
-    except Exception as error:
+        answer = cloudpickle.dumps((True, function(*args), ""))
+    except Exception as error:  # also of an answer that cannot be pickled
         from tvm_adaptive.errors import machine_failure
 
-        return False, traceback.format_exc(), machine_failure(error)
+        answer = cloudpickle.dumps((False, traceback.format_exc(), machine_failure(error)))
+    return answer
 
 
 def die_with(parent: int) -> bool:
