@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tvm_adaptive._tvm import (
     json_database,
     structural_hash,
 )
-from tvm_adaptive.database import maintenance
+from tvm_adaptive.database import maintenance, metaschedule
 from tvm_adaptive.database.maintenance import (
     export_json,
     export_records,
@@ -36,7 +37,7 @@ from tvm_adaptive.database.metaschedule import (
     task_of,
     trial_of,
 )
-from tvm_adaptive.database.records import StoredTrial
+from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile, proven
@@ -75,6 +76,22 @@ def test_what_one_database_commits_another_reads(
     assert structural_hash(schedule.mod) != structural_hash(mod)
     found = second.query_ir_module(mod, target, "main")
     assert structural_hash(found) == structural_hash(schedule.mod)
+
+
+def test_a_workload_is_described_once(
+    store: RecordStore, mods: Mods, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[IRModule] = []
+
+    def describe(mod: IRModule, *arguments: Any) -> StoredTask:
+        described.append(mod)
+        return task_of(mod, *arguments)
+
+    monkeypatch.setattr(metaschedule, "task_of", describe)
+    database = StoreDatabase(store, target)
+    for seed in (1, 2, 3):
+        database.commit_tuning_record(make_record(mods["GMM"], target, 1e-3, seed))
+    assert (len(database), len(described)) == (3, 1)
 
 
 def test_records_of_another_target_are_not_seen(

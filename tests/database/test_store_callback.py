@@ -155,6 +155,7 @@ def test_what_could_not_be_written_is_written_later(contexts: list[Any]) -> None
     keep(callback, contexts, [4e-3])
     assert [trial.seconds for trial in store.kept] == [1e-3, 2e-3, 3e-3, 4e-3]
     assert [each["event"] for each in journal.events] == ["error", "error", "store-back"]
+    assert [each["n_waiting"] for each in journal.events] == [1, 2, 4]
 
 
 def test_a_server_that_is_away_for_hours_gets_all_in_the_end(
@@ -240,6 +241,7 @@ def test_what_a_store_refuses_for_its_content_does_not_hold_up_the_rest(
     assert [trial.seconds for trial in store.kept] == [2e-3]
     assert callback._inst.close(30.0) == 1
     assert [each["event"] for each in journal.events] == ["error"]
+    assert journal.events[0]["n_waiting"] == 0
 
 
 def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -127,66 +128,73 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         self._inner: Database = memory_database()
         # The play-off winner of each workload.
         self._proven: Database = memory_database()
-        self._loaded: set[str] = set()
+        # The tasks of the workloads that were read, by their keys.
+        self._tasks: dict[str, StoredTask] = {}
+        self._lock = threading.RLock()  # a compiler may ask from several threads
 
     def has_workload(self, mod: IRModule) -> bool:
         """Return whether a workload is in the store."""
-        self._load(mod)
-        return bool(self._inner.has_workload(mod))
+        with self._lock:
+            self._load(mod)
+            return bool(self._inner.has_workload(mod))
 
     def commit_workload(self, mod: IRModule) -> Workload:
         """Return MetaSchedule's object for a workload; it is stored with its first record."""
-        self._load(mod)
-        return self._inner.commit_workload(mod)
+        with self._lock:
+            self._load(mod)
+            return self._inner.commit_workload(mod)
 
     def commit_tuning_record(self, record: TuningRecord) -> None:
         """Write a record; raise a StoreError when that fails."""
-        mod = record.workload.mod
-        self._load(mod)
-        trial = trial_of(record, run=self._run)
-        self._store.add(task_of(mod, self._target, "main"), [trial])
-        copy_record(record, self._inner)
+        with self._lock:
+            task = self._load(record.workload.mod)
+            self._store.add(task, [trial_of(record, run=self._run)])
+            copy_record(record, self._inner)
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Return the fastest records of a workload, fastest first."""
-        self._load(workload.mod)
-        return list(self._inner.get_top_k(self._inner.commit_workload(workload.mod), top_k))
+        with self._lock:
+            self._load(workload.mod)
+            return list(self._inner.get_top_k(self._inner.commit_workload(workload.mod), top_k))
 
     def get_all_tuning_records(self) -> list[TuningRecord]:
         """Return all records of the target."""
-        for task in self._store.tasks(target=self._target):
-            try:
-                workload = Workload.from_json(json.loads(task.workload))
-            except Exception:  # TVM's parser may raise anything
-                logger.warning("a workload of the store cannot be read", exc_info=True)
-            else:
-                self._load(workload.mod)
-        return list(self._inner.get_all_tuning_records())
+        with self._lock:
+            for task in self._store.tasks(target=self._target):
+                try:
+                    workload = Workload.from_json(json.loads(task.workload))
+                except Exception:  # TVM's parser may raise anything
+                    logger.warning("a workload of the store cannot be read", exc_info=True)
+                else:
+                    self._load(workload.mod)
+            return list(self._inner.get_all_tuning_records())
 
     def query_tuning_record(
         self, mod: IRModule, target: Target, workload_name: str | None = None
     ) -> TuningRecord | None:
         """Return the record of a workload to compile, None without one."""
-        self._load(mod)
-        is_proven = self._checked_only or self._proven.has_workload(mod)
-        database = self._proven if is_proven else self._inner
-        return database.query_tuning_record(mod, target, workload_name or "main")
+        with self._lock:
+            self._load(mod)
+            is_proven = self._checked_only or self._proven.has_workload(mod)
+            database = self._proven if is_proven else self._inner
+            return database.query_tuning_record(mod, target, workload_name or "main")
 
     def __len__(self) -> int:
         """Return the number of the target's records."""
         tasks = [each for each in self._store.stats() if each.task.target == self._target]
         return sum(each.n_trials for each in tasks)
 
-    def _load(self, mod: IRModule) -> None:
+    def _load(self, mod: IRModule) -> StoredTask:
+        """Read the records of a workload, once; return its task."""
         key = workload_key(mod)
-        if key in self._loaded:
-            return
+        if key in self._tasks:
+            return self._tasks[key]
         task = task_of(mod, self._target, "main")
         finals = self._store.finals(task)
         best = proven(finals)
         trials = sound(finals, self._store.latest(task))
         # From here on nothing asks the store, which may fail: the next query would ask again.
-        self._loaded.add(key)
+        self._tasks[key] = task
         for trial in trials:
             record: Any = record_of(trial, self._inner.commit_workload(mod))
             if record is not None:
@@ -194,3 +202,4 @@ class StoreDatabase(PyDatabase):  # type: ignore[misc]
         record = None if best is None else record_of(best, Workload(mod))
         if record is not None:
             copy_record(record, self._proven)
+        return task

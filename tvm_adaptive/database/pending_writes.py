@@ -72,10 +72,11 @@ class PendingWrites:
         start_sec = self.clock.monotonic()
         try:
             while self._waiting:
+                n_waiting = self.n_in_memory
                 self._add(*self._waiting[0])
                 self._waiting.popleft()
                 if self._n_failures:
-                    self.journal.write("store-back", n_waiting=self.n_missing)
+                    self.journal.write("store-back", n_waiting=n_waiting)
                 self._n_failures = 0
                 if self.clock.monotonic() >= end_sec:
                     break
@@ -91,7 +92,8 @@ class PendingWrites:
         except StoreDataError as error:
             logger.warning("%s %d trials of %s are left out.", error, len(trials), task.name)
             self._n_dropped += len(trials)
-            self.journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
+            n_left = self.n_in_memory - len(trials)
+            self.journal.write("error", where="store", message=str(error), n_waiting=n_left)
 
     def _fail(self, error: StoreError, took_sec: float) -> None:
         growing_sec = FIRST_PAUSE_SEC * 2.0 ** min(self._n_failures, 16)
@@ -99,4 +101,5 @@ class PendingWrites:
         self._n_failures += 1
         self._next_sec = self.clock.monotonic() + pause_sec
         logger.warning("%s The next try is in %.0f s.", error, pause_sec)
-        self.journal.write("error", where="store", message=str(error), n_waiting=self.n_missing)
+        n_waiting = self.n_in_memory
+        self.journal.write("error", where="store", message=str(error), n_waiting=n_waiting)

@@ -51,7 +51,7 @@ class StoredTask:
 
     @property
     def target_key(self) -> str:
-        """Short digest of the target's JSON."""
+        """Digest of the target's JSON."""
         return hashlib.sha256(self.target.encode()).hexdigest()
 
     @property
@@ -164,7 +164,7 @@ def unpack_features(packed: Any) -> Features | None:
     return features if np.isfinite(features).all() else None
 
 
-def refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     """Raise for NaN and the infinities, which Python's JSON parser takes."""
     raise ValueError(f"{name} is not JSON")
 
@@ -173,10 +173,10 @@ def _is_between(value: Any, low: float, high: float) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
 
 
-def parsed(text: str) -> Any:
+def parsed(text: str | bytes) -> Any:
     """Return the value of a JSON text; None for another text."""
     try:
-        return json.loads(text, parse_constant=refuse_constant, parse_float=_finite)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from tvm_adaptive.database.records import refuse_constant
+from tvm_adaptive.database.records import parsed
 
 logger = logging.getLogger(__name__)
 
@@ -97,21 +95,14 @@ def _copy(path: Path, is_wanted: _IsGood, to: Path) -> int:
 
 
 def _is_workload(line: bytes) -> bool:
-    value = _parsed(line)
+    value = parsed(line)
     return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
 
 
 def _is_record(line: bytes, n_workloads: int) -> bool:
-    value = _parsed(line)
+    value = parsed(line)
     if not isinstance(value, list) or len(value) != 2:
         return False
     index, fields = value
     names_workload = type(index) is int and 0 <= index < n_workloads
     return names_workload and isinstance(fields, list) and len(fields) == _RECORD_FIELDS
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        return None
