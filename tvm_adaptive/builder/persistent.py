@@ -155,7 +155,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             results = self._build(list(build_inputs))
         except Exception as error:  # C++ called us: an exception would end the whole run
             logger.exception("PersistentBuilder could not build a batch")
-            self._write("error", where="PersistentBuilder.build", error=repr(error))
+            self._write("error", where="PersistentBuilder.build", message=repr(error))
             message = _message("the batch could not be built", error)
             results = [BuilderResult(None, message) for _ in build_inputs]
         n_errors = sum(result.error_msg is not None for result in results)
@@ -164,7 +164,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         return results
 
     def close(self) -> None:
-        """End the workers and remove a temporary folder; later inputs get errors."""
+        """End the workers and remove a temporary folder, without which later inputs get errors."""
         self._pool.close()
         self._scratch.remove()
 
@@ -197,7 +197,9 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
                 message = _message("the input could not be prepared", error)
                 results[index] = BuilderResult(None, message)
         limit_sec = self._deadline_sec()
-        steps = [Step("running", compile_candidate, (each,), limit_sec) for each in tasks.values()]
+        steps = [
+            Step("compiling", compile_candidate, (each,), limit_sec) for each in tasks.values()
+        ]
         outcomes = dict(self._pool.stream(in_time(step, self._time_left) for step in steps))
         for place, (index, task) in enumerate(tasks.items()):
             outcome = outcomes[place]

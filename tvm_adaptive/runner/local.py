@@ -211,7 +211,7 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
         # A defect of this package; C++ called us: an exception would end the whole run.
         name = type(self).__name__
         logger.error("%s could not measure candidate %d", name, index, exc_info=error)
-        self._write("error", where=f"{name}.run", error=repr(error))
+        self._write("error", where=f"{name}.run", message=repr(error))
         origin = MACHINE_FAILURE if machine_failure(error) else ""
         return self._fail(index, f"could not measure: {error!r}", origin=origin)
 
@@ -413,7 +413,7 @@ class AdaptiveRunner(QueueingRunner):
             yield from make_steps(functools.partial(self._again, job.task.facts))
         except Exception as error:  # a defect of this package
             logger.exception("the times of a batch are not corrected")
-            self._write("error", where="duet", error=repr(error))
+            self._write("error", where="duet", message=repr(error))
         finally:
             self._dispatcher.settle(job, RunnerResult(None, "no candidate"))
 

@@ -159,7 +159,7 @@ def outputs_problem(
 ) -> str | None:
     """Say which output of two networks differs, and where; None if they agree.
 
-    As :func:`outputs_agree`; ``atol`` is at least the ``floors`` of the outputs, if given.
+    As :func:`outputs_agree`; without ``atol``, it is at least the ``floors`` of the outputs.
     """
     if len(outputs) != len(reference):
         return f"there are {len(outputs)} outputs instead of {len(reference)}"

@@ -18,6 +18,7 @@ from tvm.s_tir.meta_schedule.database import TuningRecord
 from tvm.s_tir.meta_schedule.runner import RPCConfig
 from tvm.target import Target
 
+from tests.journals import MemoryJournal
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.builder.compile import build_candidate
 from tvm_adaptive.errors import (
@@ -161,9 +162,12 @@ def test_a_full_disk_costs_a_task_its_play_off(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tvm_adaptive.runner.playoff.playoff.Verifier", fail)
     database, mod = database_of({GOOD: [2e-9]})
     nothing: Any = None
-    report = play(database, mod, nothing, nothing)
+    journal = MemoryJournal()
+    report = play(database, mod, nothing, nothing, journal=journal)
     assert (report.reason, report.winner) == ("error", None)
     assert "no space is left" in report.unchecked
+    (event,) = journal.of("error")
+    assert "no space is left" in event["message"]
 
 
 @pytest.mark.slow
@@ -336,6 +340,18 @@ def test_artifacts_are_removed(pool: WorkerPool, tmp_path: Path) -> None:
     report = play(database, mod, builder, pool)
     builder.close()
     assert report.winner is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_artifacts_are_removed_if_time_ends_while_others_are_built(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    database, mod = database_of({GOOD: [1e-9], BETTER: [2e-9]})
+    left_sec = iter([60.0, 60.0, 0.0])  # of the reference and of two records
+    builder = PersistentBuilder(max_workers=1, artifact_dir=tmp_path, time_left=left_sec.__next__)
+    report = play(database, mod, builder, pool)
+    builder.close()
+    assert report.reason == "no-time"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.values.trial import FAILED_SEC
 
 _REWRITES_WEIGHT = "meta_schedule.layout_rewrite_preproc"
-# A play-off takes a dozen at most, some of which are duplicates or another target's; all
+# A play-off takes some hundred at most, some of which are duplicates or another target's; all
 # records of a long run would take gigabytes.
 MAX_RECORDS = 256
 

@@ -153,7 +153,7 @@ def play_off(
             finalists, winner, reason = _play(records, verifier)
     except Exception as error:
         logger.exception("The play-off of %s failed", task_name)
-        journal.write("error", where="play_off", task=task_name, error=repr(error))
+        journal.write("error", where="play_off", task=task_name, message=repr(error))
         finalists, reason = [as_recorded(each, repr(error)) for each in records[:1]], "error"
     # The winner's confirmed time may be above a rival's lucky one.
     finalists.sort(

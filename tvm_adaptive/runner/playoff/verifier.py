@@ -244,6 +244,8 @@ class Verifier:
         """Return the kernel of each module, or why it could not be built."""
         self.left_sec()
         results = self._builder.build([BuilderInput(mod, self._target) for mod in mods])
+        paths = [each.artifact_path for each in results]
+        self._artifacts += [str(path) for path in paths if path is not None]
         if any(is_out_of_time(result.error_msg) for result in results):
             raise OutOfTimeError(OUT_OF_TIME)
         # "llvm" and "c" are ways to compile, not devices.
@@ -254,7 +256,6 @@ class Verifier:
                 kernels.append((None, str(result.error_msg)))
                 continue
             path = str(result.artifact_path)
-            self._artifacts.append(path)
             kernels.append((Kernel(path, device_type, buffers_of(mod), weights_of(mod)), ""))
         return kernels
 
