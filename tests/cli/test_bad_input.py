@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["tune", "te:GMM", *ONE_TRIAL, "--work-dir", "file/run"], "work directory"),
         (["tune", "te:GMM", *ONE_TRIAL, "--work-dir", "blocked"], "cannot be written"),
         (["tune", "te:GMM", "--trials", "1", "--store", "store.db"], "store.db"),
+        (["tune", "te:GMM", *ONE_TRIAL, "--seed", "-1"], "seed must be at least 0"),
         (["tune", "te:GMM", *ONE_TRIAL, "--config", "options.toml"], "cost_model must be str"),
         (["tune", "te:GMM", *ONE_TRIAL, "--input-shape", "1x2"], "leave input shapes out"),
         (["tune", "net.onnx", *ONE_TRIAL], "net.onnx is no ONNX model"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,12 @@ from tvm_adaptive.models import run_exported
 from tvm_adaptive.report import read_run
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.checks.network import NetworkCheck
-from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.config import DEFAULT, MeasureConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
+from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.target import resolve_target
+from tvm_adaptive.values.forms import DIRECT, FormKey
 
 FACTORY = """
 import numpy as np
@@ -175,6 +178,55 @@ def test_play_offs_find_the_device_of_a_farm_free(run, tmp_path, monkeypatch):
     with pytest.raises(InvalidOptionError, match="passed its check"):
         apply("run", out_dir=tmp_path)
     assert steps == ["measure_untuned", "release_device", "checked_database"]
+
+
+def test_another_farm_changes_nothing_else_of_a_run():
+    ours = MeasureConfig(tracker="a:1", tracker_key="board", timeout_sec=60.0)
+    other = DEFAULT.replace(runner="adaptive-rpc", measure=MeasureConfig(tracker="b:2"))
+    found = deploy._with_other_farm(DEFAULT.replace(measure=ours), other)
+    assert found.runner == "adaptive-rpc"
+    assert found.measure == MeasureConfig(tracker="b:2", tracker_key="board", timeout_sec=60.0)
+    assert deploy._with_other_farm(DEFAULT, DEFAULT.replace(measure=ours)) == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("proven", "share"),
+    [
+        (("other", "conv"), 1.0),
+        (("other", "input", "product"), 1.0),
+        (("other", "input"), 2 / 3),  # half a form is none
+        (("other",), 2 / 3),
+        ((), 0.0),
+    ],
+)
+def test_calls_count_in_the_form_that_is_used(proven, share):
+    weights = {"other": 2, "conv": 1, "input": 1, "product": 1}
+    forms = {
+        "conv": FormKey("conv", DIRECT),
+        "input": FormKey("conv", "winograd"),
+        "product": FormKey("conv", "winograd"),
+    }
+    tasks = [SimpleNamespace(weight=weight) for weight in weights.values()]
+    finalists = [
+        Finalists(None, name, (object(),), 1.0, proven=object())
+        if name in proven
+        else Finalists(None, name, (), 0.0)
+        for name in weights
+    ]
+    assert deploy._proven_share(tasks, finalists, forms) == pytest.approx(share)
+
+
+def test_a_model_is_read_by_the_server_that_forks_the_other_workers(tmp_path, monkeypatch):
+    servers = []
+
+    def load(*_arguments, reader, **_options):
+        servers.append(reader._pool._owns_server)
+        raise InvalidOptionError("no model")
+
+    monkeypatch.setattr(deploy, "load", load)
+    with pytest.raises(InvalidOptionError, match="no model"):
+        apply("net.onnx", out_dir=tmp_path / "out")
+    assert servers == [False]
 
 
 def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatch, capsys):

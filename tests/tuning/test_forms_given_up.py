@@ -70,7 +70,7 @@ def test_a_run_decides_anew_without_the_forms(
     monkeypatch.setattr(tune, "runner_hooks", lambda _runner: None)
     monkeypatch.setattr(tune, "contexts_of", lambda *_args, **_options: [])
     monkeypatch.setattr(tune, "_plan_reserve", lambda *_args: None)
-    monkeypatch.setattr(tune, "_search", lambda *_args: progress)
+    monkeypatch.setattr(tune, "_search", lambda *_args, **_options: progress)
     monkeypatch.setattr(tune, "decide", decide)
     session: Any = make_session(journal=MemoryJournal())
     check: Any = Check()

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 
+from tests.database.conftest import make_record
+from tvm_adaptive._tvm import Target, TuneContext, copy_record, json_database, te_workload
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning.other_machine import (
     seed_from_set_aside,
@@ -30,6 +32,17 @@ def test_files_with_times_are_set_aside_and_nothing_is_lost(tmp_path):
         assert (kept / "final" / "record").read_text() == str(attempt)
         assert (kept / TIMED[0]).read_text() == f"{TIMED[0]} {attempt}"
     assert set_aside(tmp_path) is None
+
+
+def test_what_was_set_aside_was_not_measured_here(tmp_path):
+    folder, mod = tmp_path / "other-machine-1", te_workload("GMM")
+    folder.mkdir()
+    target, pool = Target({"kind": "llvm", "num-cores": 2}), TransferPool()
+    copy_record(make_record(mod, target, 1e-3), json_database(folder))
+    context = TuneContext(mod, target=target, task_name="main")
+    assert seed_from_set_aside(tmp_path, [context], pool) == ["main"]
+    (tasks,) = pool._before.values()
+    assert [record.is_here for record in tasks["main"]] == [False]
 
 
 def test_a_database_that_cannot_be_read_seeds_nothing(tmp_path, caplog):

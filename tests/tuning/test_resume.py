@@ -130,11 +130,17 @@ def test_a_finished_run_measures_nothing_and_says_so(
     assert len(attempts(finished.work_dir)) == 1
     assert "has come to its end" in observer.notes[0]
     assert again == finished
+    # Of a folder that was moved, or mounted elsewhere, files are named where they are now.
+    moved = finished.work_dir.with_name("moved")
+    finished.work_dir.rename(moved)
+    assert resume(moved).work_dir == moved.resolve()
+    assert resume(moved).database_dir.is_dir()
+    moved.rename(finished.work_dir)
     # A search that ended on a plateau goes on where that is wanted.
     given: list[RunOptions] = []
     monkeypatch.setattr(
         "tvm_adaptive.tuning.resume.run_named",
-        lambda options, _owner: given.append(options) or finished,
+        lambda options, *_: given.append(options) or finished,
     )
     resume(finished.work_dir, use_all=True)
     assert [each.config.use_all for each in given] == [True]

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from tvm_adaptive.measure_callback.history import History, differences
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
-from tvm_adaptive.models.frontend import Sample, load
+from tvm_adaptive.models.frontend import ModelReader, Sample, load
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
-from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
+from tvm_adaptive.tuning.config import DEFAULT, TuneConfig, replaced
 from tvm_adaptive.tuning.finals.decision import checked_database
 from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of_run, finalists_of_store
+from tvm_adaptive.tuning.finals.form_choice import FormChoice
 from tvm_adaptive.tuning.manifest import (
     MANIFEST_FILE,
     Interface,
@@ -43,6 +44,7 @@ from tvm_adaptive.tuning.session import (
     check_disk_space,
     interrupts_of,
     open_services,
+    worker_server,
 )
 from tvm_adaptive.tuning.target import (
     FARM_RUNNERS,
@@ -54,12 +56,15 @@ from tvm_adaptive.tuning.target import (
     resolve_target,
 )
 from tvm_adaptive.tuning.turns import time_thread_counts
+from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.workers.environment import Environment
+from tvm_adaptive.workers.fork_server import ForkServer
+
+# Returns the finalists of some tasks.
+_Records = Callable[[Sequence[ExtractedTask]], list[Finalists]]
 
 # The events of compiling and checking. Not a run's journal: nothing was tuned here.
 APPLY_FILE = "apply.jsonl"
-
-
 # Options of a configuration that a run has settled.
 _OF_A_RUN = ("layout", "prepack", "vector_math", "forms")
 
@@ -142,12 +147,13 @@ def apply(
         _refuse_settled(what, given, config, options.config)
         what, target = options.what, options.target
         input_shapes, inputs = options.input_shapes, options.inputs
-        other_farm = {}
-        if config.runner in FARM_RUNNERS:
-            other_farm = {"runner": config.runner, "measure": config.measure}
-        config = options.config.replace(**other_farm)
-    model = load(what, input_shapes or {}, inputs=inputs)
-    with _opened(out_dir, config, target, observer) as context:
+        config = _with_other_farm(options.config, config)
+    with ExitStack() as stack:
+        server = stack.enter_context(worker_server())
+        reader = ModelReader(server)
+        stack.callback(reader.close)
+        model = load(what, input_shapes or {}, inputs=inputs, reader=reader)
+        context = stack.enter_context(_opened(out_dir, config, target, observer, server))
         fields = {"what": what, "run": None if run is None else str(run)}
         environment = environment_of(context.target, context.config)
         context.journal.write(
@@ -162,6 +168,15 @@ def apply(
             compiled = _compiled(context, model, records)
         assert compiled is not None
         return _written(context, model, *compiled)
+
+
+def _with_other_farm(config: TuneConfig, given: TuneConfig) -> TuneConfig:
+    """Return a run's configuration with the farm that a caller names."""
+    if given.runner not in FARM_RUNNERS:
+        return config
+    farm = given.measure
+    measure = replaced(config.measure, tracker=farm.tracker, tracker_key=farm.tracker_key)
+    return config.replace(runner=given.runner, measure=measure)
 
 
 def _refuse_settled(
@@ -188,6 +203,7 @@ def apply_network(
     config: TuneConfig,
     observer: Observer | None = None,
     least_proven_share: float,
+    server: ForkServer,
 ) -> tuple[Path, Comparison | None, str] | None:
     """Compile a network for this machine as :func:`apply` does, with the store's records.
 
@@ -195,12 +211,9 @@ def apply_network(
     records of less than a share of its calls, or there is no store; no play-off is held. With a
     share of 0, all records count, as for :func:`apply`.
     """
-    with _opened(Path(out_dir), config, None, observer) as context:
+    with _opened(Path(out_dir), config, None, observer, server) as context:
         environment = environment_of(context.target, context.config)
         context.journal.write("apply", what=network.name, run=None, **environment.as_fields())
-        with open_store(config.store, environment) as store:
-            if store is None and least_proven_share > 0:
-                return None
         with _records(None, context, environment) as records:
             compiled = _compiled(context, network, records, least_proven_share)
         if compiled is None:
@@ -211,7 +224,11 @@ def apply_network(
 
 @contextmanager
 def _opened(
-    out_dir: Path, config: TuneConfig, target: TargetLike, observer: Observer | None
+    out_dir: Path,
+    config: TuneConfig,
+    target: TargetLike,
+    observer: Observer | None,
+    server: ForkServer,
 ) -> Iterator[RunContext]:
     """Own the directory, open the journal, catch interrupts while inside."""
     check_choices("layout", config.layout, LAYOUTS)
@@ -219,7 +236,10 @@ def _opened(
     resolved = resolve_target(target, is_here=farm is None)
     check_compiler(farm)
     check_disk_space(out_dir)
-    with owned(out_dir) as owner, open_services(out_dir / APPLY_FILE, observer) as services:
+    with (
+        owned(out_dir) as owner,
+        open_services(out_dir / APPLY_FILE, observer, server) as services,
+    ):
         context = RunContext(
             **services, config=config, target=resolved, seed=0, budget=Budget(), farm=farm
         )
@@ -237,31 +257,35 @@ def _opened(
 @contextmanager
 def _records(
     run: Path | None, context: RunContext, environment: Environment
-) -> Iterator[Callable[[Sequence[ExtractedTask]], list[Finalists]]]:
-    """Open a run's records, or the store's; yield what returns those of some tasks."""
+) -> Iterator[_Records | None]:
+    """Open a run's records, or the store's; yield what returns those of some tasks, if any."""
     if run is not None:
         yield functools.partial(finalists_of_run, run, context.target)
         return
     with open_store(context.config.store, environment) as store:
-        if store is None:
-            raise InvalidOptionError("Say where the records are: a run's directory, or a store.")
-        yield functools.partial(finalists_of_store, store, context.target)
+        yield (
+            None if store is None else functools.partial(finalists_of_store, store, context.target)
+        )
 
 
 def _compiled(
     context: RunContext,
     model: Network | TIRWorkload,
-    records: Callable[[Sequence[ExtractedTask]], list[Finalists]],
+    records: _Records | None,
     least_proven_share: float = 0.0,
 ) -> tuple[Check, Path, Comparison | None] | None:
     """Compile a model with its records, checked; None if less than a share is proven."""
+    if records is None:
+        if least_proven_share > 0:
+            return None
+        raise InvalidOptionError("Say where the records are: a run's directory, or a store.")
     tasks, check = tasks_and_check(context, model)
     with check:
         finalists = records(tasks)
         if least_proven_share > 0:
-            if _proven_share(tasks, finalists) < least_proven_share:
-                return None
             finalists = [_proven_only(each) for each in finalists]
+            if _proven_share(tasks, finalists, check.forms) < least_proven_share:
+                return None
         if tasks and not any(each.records for each in finalists):
             raise InvalidOptionError(
                 f"Nothing was recorded for {model.name} on {describe_target(context.target)}; tune "
@@ -365,13 +389,17 @@ def _proven_only(finalists: Finalists) -> Finalists:
     return dataclasses.replace(finalists, records=records, is_proven=is_proven, read_all=None)
 
 
-def _proven_share(tasks: Sequence[ExtractedTask], finalists: Sequence[Finalists]) -> float:
-    """Return the share of calls whose task has a record that an earlier run has checked."""
-    calls = [int(task.weight) for task in tasks]
-    proven = [each.proven is not None for each in finalists]
-    return sum(n for n, is_proven in zip(calls, proven, strict=True) if is_proven) / max(
-        1, sum(calls)
-    )
+def _proven_share(
+    tasks: Sequence[ExtractedTask], finalists: Sequence[Finalists], forms: Mapping[str, FormKey]
+) -> float:
+    """Return the share of calls whose task has a record that an earlier run has checked.
+
+    An inference calls one form of each part: the one that these records choose.
+    """
+    used = FormChoice.of(finalists, forms).used
+    calls = [int(task.weight) * is_used for task, is_used in zip(tasks, used, strict=True)]
+    n_proven = sum(n for n, each in zip(calls, finalists, strict=True) if each.proven is not None)
+    return n_proven / max(1, sum(calls))
 
 
 def _runs_in_c(context: RunContext, interface: Interface) -> bool:

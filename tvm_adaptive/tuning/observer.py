@@ -18,7 +18,8 @@ class Observer(Protocol):
     """Gets news of a run, such as the command line's display.
 
     An observer that raises an exception is not called again; the run continues. Methods
-    ``event`` and ``close`` (the run has no more news) may be missing.
+    ``event`` and ``close`` may be missing; the latter restores the screen when a second
+    signal ends the process.
     """
 
     def stage(self, name: str) -> None:

@@ -7,6 +7,7 @@ are measured again like any other candidate.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -76,7 +77,8 @@ def _transfer_records(folder: Path) -> dict[str, list[TransferRecord]]:
             seconds = median_sec(record.run_secs)
             transfer_record = transfer_record_of(record_as_json(record), seconds)
             if transfer_record is not None and not math.isnan(seconds):
-                found.setdefault(workload_key(record.workload.mod), []).append(transfer_record)
+                elsewhere = dataclasses.replace(transfer_record, is_here=False)
+                found.setdefault(workload_key(record.workload.mod), []).append(elsewhere)
     except Exception as error:  # TVM's parser may raise anything for another TVM's traces
         logger.warning(
             "%s cannot be read, the search begins without: %s", folder, summary_line(error)

@@ -108,7 +108,7 @@ def resume(
             allow_other_machine=allow_other_machine,
             spent_sec=spent_sec,
         )
-        return run_named(options, owner)
+        return run_named(options, owner, history)
 
 
 def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
@@ -161,9 +161,16 @@ def _is_from_here(options: RunOptions, history: History) -> bool:
 
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:
     try:
-        return TuneReport.from_fields(history.report or {})
+        report = TuneReport.from_fields(history.report or {})
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidOptionError(
             f"The report of the run in {work_dir} is another version's; give it more --budget "
             "or --trials to continue."
         ) from error
+    folder = Path(work_dir).resolve()  # it may have been moved since
+    return dataclasses.replace(
+        report,
+        work_dir=folder,
+        database_dir=folder / report.database_dir.name,
+        library=report.library and folder / report.library.name,
+    )

@@ -101,6 +101,7 @@ class RunOptions:
                 "out for none."
             )
         check_at_least("trials", self.trials, 1)
+        check_at_least("seed", self.seed, 0)
         check_positive("until_ms", self.until_ms)
         registry.check_names(self.config)
         check_choices("layout", self.config.layout, LAYOUTS)
@@ -263,6 +264,7 @@ def open_session(
     model: ModelSource | None = None,
     owner: Ownership | None = None,  # has the directory already
     server: ForkServer | None = None,  # runs already
+    history: History | None = None,  # what the directory's journal says, if that was read
 ) -> Iterator[Session]:
     """Own the directory, open store and journal, catch interrupts while inside."""
     config, work_dir = options.config, Path(options.work_dir)
@@ -274,7 +276,9 @@ def open_session(
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(work_dir))
         environment = environment_of(target, config)
-        history, notes, is_foreign = _earlier_attempts(options, environment, model)
+        if history is None:
+            history = read_history(work_dir / JOURNAL_FILE)
+        history, notes, is_foreign = _earlier_attempts(options, history, environment, model)
         budget = budget or Budget(options.budget_sec, spent_sec=options.spent_sec)
         budget.spent_sec += history.spent_sec
         store = stack.enter_context(open_store(config.store, environment))
@@ -329,7 +333,7 @@ def open_services(
 ) -> Iterator[dict[str, Any]]:
     """Open a journal, and start the fork server unless it is given; yield a context's fields."""
     guarded = GuardedObserver(observer)
-    if tells_past and path.is_file():
+    if tells_past and observer is not None and path.is_file():
         follow(path, guarded.event)
     try:
         journal = Journal(path.parent.resolve() / path.name, guarded.event)
@@ -371,11 +375,10 @@ def _disk_space_problem(folder: Path) -> str:
 
 
 def _earlier_attempts(
-    options: RunOptions, environment: Environment, model: ModelSource | None
+    options: RunOptions, history: History, environment: Environment, model: ModelSource | None
 ) -> tuple[History, list[str], bool]:
     """Return what earlier attempts did, for a resumed run, notes, and whether it was elsewhere."""
     work_dir, notes = Path(options.work_dir), list[str]()
-    history = read_history(work_dir / JOURNAL_FILE)
     if found := differences(history.environment, environment):
         if not options.allow_other_machine:
             raise OtherMachineError(

@@ -27,6 +27,7 @@ from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.commit import CommitRound
+from tvm_adaptive.measure_callback.history import History
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.measure_callback.recorder import Recorder
 from tvm_adaptive.models import Network, TIRWorkload
@@ -254,8 +255,10 @@ def tune_tir(
     return run_loaded(run_options, lambda _: (TIRWorkload(name, mod), python_source(mod)))
 
 
-def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport:
-    """Tune what ``options.what`` names; ``owner`` has the directory already."""
+def run_named(
+    options: RunOptions, owner: Ownership | None = None, history: History | None = None
+) -> TuneReport:
+    """Tune what ``options.what`` names; who owns the directory has read its journal."""
 
     def load_model(server: ForkServer | None) -> tuple[Network | TIRWorkload, ModelSource]:
         what, shapes, inputs = options.what, options.input_shapes, options.inputs
@@ -268,20 +271,23 @@ def run_named(options: RunOptions, owner: Ownership | None = None) -> TuneReport
                 stack.pop_all()  # the original closes it
             return model, source
 
-    return run_loaded(options, load_model, owner)
+    return run_loaded(options, load_model, owner=owner, history=history)
 
 
 def run_loaded(
     options: RunOptions,
     load_model: Callable[[ForkServer | None], tuple[Network | TIRWorkload, ModelSource]],
+    *,
     owner: Ownership | None = None,
+    history: History | None = None,
+    server: ForkServer | None = None,
 ) -> TuneReport:
     """Tune what a function loads, which gets the server that forks workers."""
     budget = Budget(options.budget_sec, spent_sec=options.spent_sec)
     check_parts(options.config)
     check_installed(peer_names(options.config.peers))
     with ExitStack() as stack:
-        server = stack.enter_context(worker_server())
+        server = server or stack.enter_context(worker_server())
         if options.config.cost_model.startswith("rfei"):
             # It takes a second, for which the search would wait; the reading of a file does, too.
             imports = threading.Thread(target=importlib.import_module, args=("sklearn.ensemble",))
@@ -289,7 +295,9 @@ def run_loaded(
             stack.callback(imports.join)  # a program must not end within an import
         model, source = load_model(server)
         session = stack.enter_context(
-            open_session(options, budget=budget, model=source, owner=owner, server=server)
+            open_session(
+                options, budget=budget, model=source, owner=owner, server=server, history=history
+            )
         )
         check_farm(session.farm)
         tasks, check = tasks_and_check(session, model)
@@ -320,12 +328,20 @@ def _tune_tasks(
         check.measure_untuned()
         check.release_device()
         _plan_reserve(session, tasks, check)
-        progress = _search(session, tasks, contexts, parts, check.forms)
+        run_database = RunDatabase(session.work_dir)
+        progress = _search(session, tasks, contexts, parts, check.forms, database=run_database)
         if (devices := runner_hooks(parts.runner)) is not None:
             session.suspended.update(devices.suspended)
     for is_second in (False, True):
         database, outcomes = decide(
-            session, tasks, contexts, progress, check, draft=parts.draft, is_second=is_second
+            session,
+            tasks,
+            contexts,
+            progress,
+            check,
+            run_database=run_database,
+            draft=parts.draft,
+            is_second=is_second,
         )
         comparison = check.measure_tuned(database)
         if is_second or not check.gives_up_forms(comparison):
@@ -369,6 +385,8 @@ def _search(
     contexts: Sequence[TuneContext],
     parts: Parts,
     forms: Mapping[str, FormKey],
+    *,
+    database: RunDatabase,
 ) -> RunProgress:
     """Run MetaSchedule's loop with our parts until budget, trials or spaces are used up."""
     history = session.history
@@ -398,7 +416,7 @@ def _search(
         if scheduler is not None:
             scheduler.restore(history.tasks)
             scheduler.set_forms(forms)
-        _tune_contexts(session, contexts, progress, parts, n_left)
+        _tune_contexts(session, contexts, progress, parts, n_left, database=database)
     if scheduler is not None:
         session.scheduler_ended(scheduler.stop_reason)
     budget = session.budget
@@ -437,9 +455,10 @@ def _tune_contexts(
     progress: RunProgress,
     parts: Parts,
     n_trials: int,
+    *,
+    database: RunDatabase,
 ) -> None:
     with warm_started(session, contexts, parts) as store_callbacks:
-        database = RunDatabase(session.work_dir)
         ms.tune_tasks(
             tasks=contexts,
             task_weights=[task.weight for task in progress.tasks],

@@ -32,7 +32,7 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore, redacted_name
 from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.database.verdicts import SECOND_DECISION, VerdictFile
-from tvm_adaptive.errors import StoreError
+from tvm_adaptive.errors import StoreDataError, StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.other_machine import seed_from_set_aside
@@ -120,7 +120,7 @@ class VerdictRecorder:
             return
         try:
             if not self._refused:
-                self._session.store.add_finals(task, finals)
+                self._write(self._session.store, task, finals)
                 return
         except StoreError as error:
             logger.warning("%s The next try is after the play-offs.", error)
@@ -132,8 +132,16 @@ class VerdictRecorder:
         consequence = "A later run will not know the verdicts of the play-offs."
         with _Reported(self._session, consequence):
             while store is not None and self._refused:
-                store.add_finals(*self._refused[0])
+                self._write(store, *self._refused[0])
                 del self._refused[0]
+
+    def _write(self, store: RecordStore, task: StoredTask, finals: list[StoredTrial]) -> None:
+        """Write verdicts; those that the store refuses for their content are left out."""
+        try:
+            store.add_finals(task, finals)
+        except StoreDataError as error:
+            logger.warning("%s The verdicts on %s are left out.", error, task.name)
+            self._session.journal.write("error", where="store", message=str(error))
 
 
 def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:

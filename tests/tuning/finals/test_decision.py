@@ -25,7 +25,7 @@ from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
-from tvm_adaptive.errors import StoreError
+from tvm_adaptive.errors import StoreDataError, StoreError
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
@@ -150,6 +150,25 @@ def test_what_a_store_refused_is_offered_again_at_the_end(
     assert len(session.observer.notes) == n_notes
     (said,) = VerdictFile(tmp_path, str(TVM_VERSION)).read().values()
     assert len(said) == 3, "the run itself knows"
+
+
+def test_what_a_store_refuses_for_its_content_does_not_hold_up_the_rest(tmp_path: Path) -> None:
+    class Latin(AwayForAWhile):
+        def add_finals(self, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
+            if task.name == "a":
+                raise StoreDataError("a character has no equivalent.")
+            super().add_finals(task, finals)
+
+    for n_refused in (0, 1):
+        store = Latin(n_refused)
+        session = session_of(tmp_path, TARGET, store)
+        recorder = VerdictRecorder(session)
+        report = report_of(make_record(te_workload("GMM"), TARGET, 1e-3))
+        for name in "zabc":
+            recorder.add(dataclasses.replace(report, task_name=name))
+        recorder.close()
+        assert store.taken == ["z", "b", "c"]
+        assert not session.observer.notes
 
 
 @pytest.mark.parametrize(
@@ -291,6 +310,7 @@ def test_what_there_is_no_time_to_check_stays_untuned(
         [nothing],
         RunProgress([task]),
         any_check,
+        run_database=nothing,
         draft=draft,
     )
     assert [report.reason for report in seen] == [expected]
@@ -377,8 +397,15 @@ def decided(
         ]
     )
     any_check: Any = check
+    nothing: Any = None
     _, outcomes = decision.decide(
-        session, [], contexts_of_mods(mine), progress, any_check, draft=draft
+        session,
+        [],
+        contexts_of_mods(mine),
+        progress,
+        any_check,
+        run_database=nothing,
+        draft=draft,
     )
     final = json_database(session.work_dir / "final").get_all_tuning_records()
     return outcomes, sorted(float(each.run_secs[0]) for each in final), played

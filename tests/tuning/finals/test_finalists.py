@@ -23,6 +23,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTrial
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.measure_callback.progress import TaskProgress
@@ -62,7 +63,7 @@ def finalists_with(
             # Recorded as much faster, by a run that had no play-off: nobody has checked it.
             session.store.add(stored, [trial_of(make_record(mod, TARGET, 1e-6, 9), run="b")])
             session.store.add_finals(stored, store)
-        (found,) = finalists_of(session, [task], n_records=n_records)
+        (found,) = finalists_of(session, [task], RunDatabase(folder), n_records=n_records)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -17,6 +18,7 @@ from tvm_adaptive._tvm import json_database
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.finals import decision
 from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.tuning.finals.form_choice import FormChoice
 from tvm_adaptive.values.forms import DIRECT, FormKey
@@ -36,6 +38,28 @@ def finalists_of(**seconds: float | None) -> list[Finalists]:
     return found
 
 
+def test_a_draft_stays_where_a_step_of_another_form_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decision, "work_of", lambda mod: mod)
+    found: Any = finalists_of(other=None, conv=None, input=None, product=None)
+    contexts: Any = [SimpleNamespace(mod=work) for work in (9.0, 6.0, 1.0, 4.0)]
+    progress: Any = SimpleNamespace(tasks=[SimpleNamespace(weight=1.0, n_trials=0)] * 4)
+    check: Any = SimpleNamespace(forms=FORMS, is_direct=False)
+    wanted: list[list[int]] = []
+
+    def add_drafts(choice: FormChoice) -> None:
+        gaps = [i for i in range(4) if choice.used[i] and not choice.finalists[i].records]
+        wanted.append(gaps)
+        if len(wanted) == 1:  # there is time for one
+            drafted: Any = dataclasses.replace(choice.finalists[0], records=(object(),))
+            choice.finalists[0] = drafted
+
+    choice = decision._choose_forms(found, contexts, progress, check, add_drafts=add_drafts)
+    assert wanted == [[0, 2, 3], [1]]
+    assert choice.finalists[0].records
+
+
 def reports_of(*winners: Any) -> Any:
     return {index: SimpleNamespace(winner=winner) for index, winner in enumerate(winners)}
 
@@ -47,6 +71,14 @@ def test_only_the_fastest_form_has_finalists() -> None:
     assert choice.of_other_forms == [2, 3]
     # A play-off's worth is its share of what the network takes with these forms.
     assert [each.importance_sec for each in choice.finalists] == [1.0, 0.0, 0.5, 2.0]
+
+
+def test_what_is_not_used_needs_no_play_off() -> None:
+    found = [
+        dataclasses.replace(each, is_proven=True)
+        for each in finalists_of(conv=3.0, input=0.5, product=2.0)
+    ]
+    assert [each.is_proven for each in FormChoice.of(found, FORMS).finalists] == [False, True, True]
 
 
 def test_a_form_without_all_records_is_not_used() -> None:

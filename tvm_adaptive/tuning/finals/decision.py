@@ -49,6 +49,7 @@ def decide(
     progress: RunProgress,
     check: LibraryCheck,
     *,
+    run_database: Database,
     draft: Draft,
     is_second: bool = False,
 ) -> tuple[Database, list[TaskOutcome]]:
@@ -61,7 +62,7 @@ def decide(
     """
     budget = session.budget
     n_records = _N_STAKED if budget.checks_network or budget.interrupted else None
-    recorded = finalists_of(session, tasks, n_records=n_records)
+    recorded = finalists_of(session, tasks, run_database, n_records=n_records)
     if budget.checks_network and not budget.interrupted:
         add_drafts = functools.partial(_add_drafts, session, contexts, progress, draft)
         choice = _choose_forms(recorded, contexts, progress, check, add_drafts=add_drafts)
@@ -119,7 +120,11 @@ def _choose_forms(
     choice = FormChoice.of(finalists, check.forms, works, is_direct=check.is_direct)
     add_drafts(choice)
     if not choice.is_complete:
+        drafted = choice.finalists
         choice = FormChoice.of(finalists, check.forms, is_direct=check.is_direct)
+        for i, each in enumerate(drafted):
+            if choice.used[i] and each.records:  # there may be no time to draft it again
+                choice.finalists[i] = each
         add_drafts(choice)
     return choice
 

@@ -23,7 +23,6 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.database import verdicts
 from tvm_adaptive.database.metaschedule import readable_database, record_of, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
@@ -107,14 +106,17 @@ class _Verdicts:
 
 
 def finalists_of(
-    session: Session, tasks: Sequence[ExtractedTask], *, n_records: int | None = None
+    session: Session,
+    tasks: Sequence[ExtractedTask],
+    recorded: Database,
+    *,
+    n_records: int | None = None,
 ) -> list[Finalists]:
-    """Return the finalists of a run's tasks; a store that fails is not used.
+    """Return the finalists of a run's tasks by its records; a store that fails is not used.
 
     With ``n_records``, they have only so many at first: reading a record replays its schedule,
     which takes 7 ms, and most tasks have no play-off.
     """
-    recorded = RunDatabase(session.work_dir)
     find = functools.partial(
         finalists_of_run,
         session.work_dir,

@@ -61,7 +61,9 @@ class FormChoice:
         found = [
             each
             if is_used
-            else dataclasses.replace(each, records=(), proven=None, importance_sec=0.0)
+            else dataclasses.replace(
+                each, records=(), proven=None, is_proven=False, importance_sec=0.0
+            )
             for each, is_used in zip(finalists, used, strict=True)
         ]
         return cls(keys, found, used, finalists)
