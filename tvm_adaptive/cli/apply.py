@@ -77,8 +77,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "apply",
         help="compile a model with the best records there are",
         description="Compile WHAT to a library with the best records of a run, or of the "
-        "store; check and time it, and write examples that load it. Records that no play-off "
-        "has checked are checked first. Exit code 0, 1 if outputs disagree, 2 for bad input.",
+        "store; check and time it, and write examples that load it. Records that were not "
+        "checked yet are checked first. Exit code 0, 1 if outputs disagree, 2 for bad input.",
     )
     apply.add_argument(
         "what", metavar="WHAT", help=f"a run's work directory; or, with a store, {WHAT_HELP}"

@@ -214,8 +214,8 @@ def _sources(history: RunHistory) -> str:
     head = ["source", "trials", "failed", "improvements", "first results", "fastest of a task"]
     return (
         '<h2 id="sources">Sources of candidates</h2>\n<p class="caption">Recalled: the best of '
-        "this task from a store or the starter records; seed: what was good for tasks of the same "
-        "family; analytical: what suits the processor; prefetching: the fastest so far, with its "
+        "this task from a store; seed: what was good for tasks of the same family, also from "
+        "starter records; analytical: what suits the processor; prefetching: the fastest so far, with its "
         "weights loaded ahead of their use; model: the search's choice. An improvement is faster "
         "than all earlier trials of its task.</p>\n" + table(head, rows, n_text=1)
     )
