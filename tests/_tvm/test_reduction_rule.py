@@ -104,3 +104,11 @@ def test_a_reduction_that_cannot_be_divided_has_vectors_alone() -> None:
     (space,) = spaces_of(mod, reductions=True)
     assert "reorder" in str(space.trace)
     assert "rfactor" not in str(space.trace)
+
+
+def test_a_reduction_that_reads_a_single_number_has_the_stock_sketches() -> None:
+    x, scale = te.placeholder((1, 20, 20, 32), name="x"), te.placeholder((), name="scale")
+    h, w = (te.reduce_axis((0, 20), name=name) for name in "hw")
+    y = te.compute((1, 32), lambda n, c: te.sum(x[n, h, w, c] * scale(), axis=[h, w]))
+    mod = IRModule({"main": te.create_prim_func([x, scale, y])})
+    assert len(spaces_of(mod, reductions=True)) == len(spaces_of(mod, reductions=False))

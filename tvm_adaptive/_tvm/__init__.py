@@ -1,4 +1,4 @@
-"""All names of TVM that the package uses, so that one file changes with TVM.
+"""Names of TVM that the package uses; only this folder imports TVM, and changes with it.
 
 The import first checks the installed versions: a bad pair of apache-tvm and apache-tvm-ffi
 ends the process without an exception.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,6 +124,10 @@ Constant: Any = type(relax.const(0.0))  # each version of TVM names it otherwise
 # A Python object that has passed through C++ comes back as a bare wrapper of the base class.
 # This table has its Python side, which the C++ object at the address owns.
 _python_sides: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+# MetaSchedule's set-up of tasks changes logging and modules of the whole process.
+_set_up = threading.Lock()
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
 def derived_object(cls: type[_T]) -> type[_T]:
@@ -433,12 +438,15 @@ def contexts_of(
     *,
     reductions: bool = False,
 ) -> list[TuneContext]:
-    """Return one tuning context per task; ``reductions`` adds sketches, see ``reduction_rule``."""
+    """Return one tuning context per task; with ``reductions`` by our rules, too.
+
+    See ``reduction_rule`` and ``transform_rule``.
+    """
     from tvm_adaptive._tvm.reduction_rule import space_generator_of  # needs this module
 
     targets = [each.target for each in tasks]
     # MetaSchedule's seeds are in [1, 2^31 - 1).
-    with _own_logging(), only_intrinsics(backends_of(targets)):
+    with _set_up, _own_logging(), only_intrinsics(backends_of(targets)):
         space = space_generator_of(targets, reductions=reductions)
         contexts, _ = extracted_tasks_to_tune_contexts(
             list(tasks), work_dir, space, strategy, seed=1 + seed % (2**31 - 2)
@@ -450,32 +458,43 @@ def contexts_of(
 def _own_logging() -> Iterator[None]:
     """Let MetaSchedule set its logging up, but not print its tables unless a level asks for it.
 
-    The files in the work directory have all of it. An application's nameless handlers, on which
-    the set-up fails, are hidden from it.
+    The files in the work directory have all of it. An application's handlers are hidden from it:
+    the set-up fails on those of this logger, and closes those of all others.
     """
     logger = logging.getLogger("tvm.s_tir.meta_schedule")
+
+    def is_foreign(handler: Any) -> bool:
+        return not str(handler.get_name() or "").startswith(f"{logger.name}.")
+
     printing = [each for each in logger.handlers if each.get_name() == f"{logger.name}.console"]
     # After a set-up, the logger's own level is MetaSchedule's, not the application's choice.
     is_chosen = logger.level not in (logging.NOTSET, logging.DEBUG) or not printing
     level = (logger.level if is_chosen else printing[0].level) or logging.WARNING
-    logger.setLevel(level)
-    nameless = [handler for handler in logger.handlers if handler.get_name() is None]
-    for handler in nameless:
+    # MetaSchedule knows levels with a name only.
+    logger.setLevel(min((each for each in _LEVELS if each >= level), default=logging.CRITICAL))
+    own = [each for each in logger.handlers if is_foreign(each)]
+    for handler in own:
         logger.removeHandler(handler)
+    everywhere: Any = logging  # its lists of all handlers, the first of weak references
+    known = [each for each in everywhere._handlerList if (found := each()) and is_foreign(found)]
+    named = {name: each for name, each in everywhere._handlers.items() if is_foreign(each)}
+    everywhere._handlerList[:] = [each for each in everywhere._handlerList if each not in known]
     try:
         yield
     finally:
-        for handler in nameless:
+        everywhere._handlerList[:0] = known
+        everywhere._handlers.update(named)
+        for handler in own:
             logger.addHandler(handler)
 
 
 def functions_as_tasks(
-    mod: IRModule | PrimFunc, target: Target, weights: Mapping[str, int] | None = None
+    mod: IRModule | PrimFunc, target: Target, calls: Mapping[str, int] | None = None
 ) -> list[ExtractedTask]:
     """Return the tensor functions of a module as tasks, ordered by name.
 
     Names have no slash, as logs and libraries are files of these names. Each is called once
-    per inference unless ``weights`` says otherwise.
+    per inference unless ``calls`` says otherwise.
     """
     # MetaSchedule normalises a function before it looks it up.
     single = {str(v.name_hint): normalize_mod(f) for v, f in tensor_functions_of(mod)}
@@ -485,7 +504,7 @@ def functions_as_tasks(
         free = name.replace("/", "_")
         while free in tasks:
             free += "_"
-        tasks[free] = ExtractedTask(free, each, target, [each], (weights or {}).get(name, 1))
+        tasks[free] = ExtractedTask(free, each, target, [each], (calls or {}).get(name, 1))
     return [tasks[name] for name in sorted(tasks)]
 
 

@@ -55,7 +55,7 @@ def with_default_schedules(mod: IRModule, target: Target) -> IRModule:
 
 def _for_cpu(mod: IRModule) -> IRModule:
     def scheduled(function: PrimFunc) -> PrimFunc:
-        is_open = has_blocks(function) and not is_scheduled(function)
+        is_open = not is_scheduled(function) and has_blocks(function)
         return _scheduled(function) if is_open else function
 
     return with_rewritten_functions(mod, scheduled)

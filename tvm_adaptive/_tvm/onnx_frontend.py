@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule
@@ -73,17 +73,16 @@ class _Converter:
         )
 
 
-def relax_of_onnx(model: Any, converters: dict[str, OnnxConverter] | None = None) -> IRModule:
+def relax_of_onnx(model: Any, converters: Mapping[str, OnnxConverter]) -> IRModule:
     """Translate an ONNX model; weights become constants, inputs keep their names.
 
-    ``converters`` takes the place of TVM's own, which cannot be extended from outside.
+    ``converters`` takes the place of TVM's own table, which cannot be extended from outside.
     """
     from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
     kept = onnx_frontend._get_convert_map
-    if converters is not None:
-        table = {name: _Converter(name, convert) for name, convert in converters.items()}
-        onnx_frontend._get_convert_map = lambda: table
+    table = {name: _Converter(name, convert) for name, convert in converters.items()}
+    onnx_frontend._get_convert_map = lambda: table
     try:
         # Its warnings are about shapes, which are checked later; it prints before it raises.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

@@ -107,7 +107,10 @@ def _fitting(sch: Schedule, reference: Any) -> int:
 
 def _is_streamed(region: Any, stays: list[Any]) -> bool:
     """Say whether a region depends on all axes that stay, and is contiguous along the last."""
-    last = list(region.region)[-1]
+    ranges = list(region.region)
+    if not ranges:  # a single number
+        return False
+    last = ranges[-1]
     if not (last.min.same_as(stays[-1]) and int(getattr(last.extent, "value", 0)) == 1):
         return False
     return has_all(variables_of(region), stays)

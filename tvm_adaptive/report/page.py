@@ -215,9 +215,9 @@ def _sources(history: RunHistory) -> str:
     return (
         '<h2 id="sources">Sources of candidates</h2>\n<p class="caption">Recalled: the best of '
         "this task from a store; seed: what was good for tasks of the same family, also from "
-        "starter records; analytical: what suits the processor; prefetching: the fastest so far, with its "
-        "weights loaded ahead of their use; model: the search's choice. An improvement is faster "
-        "than all earlier trials of its task.</p>\n" + table(head, rows, n_text=1)
+        "starter records; analytical: what suits the processor; prefetching: the fastest so far, "
+        "with its weights loaded ahead of their use; model: the search's choice. An improvement is "
+        "faster than all earlier trials of its task.</p>\n" + table(head, rows, n_text=1)
     )
 
 

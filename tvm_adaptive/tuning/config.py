@@ -65,8 +65,9 @@ class SearchConfig:
         Candidates that a model of the processor prefers, which the rest of these trials are
         taken from; 0 takes random ones. See :mod:`tvm_adaptive.search_strategy.analytical`.
     reduction_sketches : bool, default True
-        Whether means over an image, pooling and the like also have sketches that reduce
-        vectors of the last axis, which MetaSchedule's rules do not make. On CPUs.
+        Whether means over an image, global pooling and the like also have sketches that
+        reduce vectors of the last axis, which MetaSchedule's rules do not make, and
+        transforms of Winograd's tiles have vectors that registers hold. On CPUs.
     """
 
     n_trials_per_round: int = 16

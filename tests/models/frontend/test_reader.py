@@ -20,7 +20,7 @@ from tvm.ir import save_json
 from tvm.relax.transform import BindParams
 
 from tvm_adaptive._tvm import IRModule, relax, structural_hash
-from tvm_adaptive._tvm.onnx_frontend import relax_of_onnx
+from tvm_adaptive._tvm.onnx_frontend import onnx_converters, relax_of_onnx
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load
@@ -246,7 +246,7 @@ def test_nothing_is_unpickled(record: str, model_file: Path, torch: Any, tmp_pat
 
 
 def test_weights_come_back_as_they_were(onnx: Any, onnx_models: Any, tmp_path: Path) -> None:
-    mod = relax_of_onnx(onnx_models["encoder"](onnx))
+    mod = relax_of_onnx(onnx_models["encoder"](onnx), onnx_converters())
     save_module(mod, tmp_path)
     saved = json.loads((tmp_path / MODULE_FILE).read_text())
     assert len(saved["weights"]) > 10

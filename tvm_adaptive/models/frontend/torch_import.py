@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tvm_adaptive._tvm import IRModule, relax
+from tvm_adaptive._tvm import IRModule, relax, result_type_of
 from tvm_adaptive._tvm.torch_frontend import TorchConverter, relax_of_exported_program
 from tvm_adaptive.errors import InvalidOptionError, summary_line
 from tvm_adaptive.models.frontend.onnx_file import read_onnx
@@ -199,7 +199,7 @@ def _by_onnx(model: FlatModel, *, dynamo: bool) -> IRModule:
 
 def _check_outputs(mod: IRModule, model: FlatModel) -> None:
     """Raise ValueError if the results are of other types than PyTorch's."""
-    found = main_of(mod).ret_ty
+    found = result_type_of(main_of(mod))
     types = list(getattr(found, "fields", [found]))
     if len(types) != len(model.results):
         raise ValueError(f"it has {len(types)} outputs instead of {len(model.results)}")
