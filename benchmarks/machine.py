@@ -22,6 +22,7 @@ _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "tvm-adaptive", "numpy", "scikit-le
 
 def write_figure(path: Path, fields: Mapping[str, Any]) -> None:
     """Write what was found as JSON, with its origin."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**origin(), **fields}) + "\n", encoding="utf-8")
 
 

@@ -4,7 +4,8 @@
 
 Journals are compressed, databases and libraries left out; ``compare.py`` reads the
 packed folder as it reads the one of the run. A benchmark may be packed to where another
-one lies: its runs, other workloads or other seeds, join that one's.
+one lies: its runs, other workloads or other seeds, join that one's. A call that was killed
+is repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -42,42 +44,45 @@ def pack(source: Path, target: Path) -> int:
     events = read_events(source / BENCH_JOURNAL)
     outcomes = sorted(source.glob(f"*/*/*/{OUTCOME_FILE}"))
     folders = [path.parent.relative_to(source) for path in outcomes]
-    if there := [str(folder) for folder in folders if (target / folder).exists()]:
+    if there := [str(each) for each in folders if (target / each / OUTCOME_FILE).exists()]:
         raise FileExistsError(
             f"{target} holds {', '.join(there)} already. Pack to another folder, or remove "
             "what is to be replaced."
         )
-    packed = target / (BENCH_JOURNAL + PACKED)
-    earlier = read_events(target / BENCH_JOURNAL) if packed.exists() else []
-    target.mkdir(parents=True, exist_ok=True)
-    _compress([*earlier, *events], packed, source)
+    _append(events, target / (BENCH_JOURNAL + PACKED), source)
     for name in (NEUTRAL_JOURNAL, REGRET_JOURNALS):
         for path in sorted(source.glob(f"*/{name}")):
-            _add_rounds(path, target / path.relative_to(source), source)
+            copy = target / path.relative_to(source)
+            _append(read_events(path), copy.with_name(copy.name + PACKED), source)
     for folder in folders:
-        (target / folder).mkdir(parents=True)
-        shutil.copy(source / folder / OUTCOME_FILE, target / folder / OUTCOME_FILE)
         journal = source / folder / JOURNAL_FILE
         if journal.exists():
-            copy = target / folder / (JOURNAL_FILE + PACKED)
-            _compress(read_events(journal), copy, source)
+            _append(read_events(journal), target / folder / (JOURNAL_FILE + PACKED), source)
+        (target / folder).mkdir(parents=True, exist_ok=True)
+        # Last: a run without it is packed again.
+        shutil.copy(source / folder / OUTCOME_FILE, target / folder / OUTCOME_FILE)
     return len(folders)
 
 
-def _add_rounds(path: Path, copy: Path, source: Path) -> None:
-    """Compress a journal of rounds; those of another benchmark's runs come before."""
-    packed = copy.with_name(copy.name + PACKED)
-    earlier = read_events(copy) if packed.exists() else []
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    _compress([*earlier, *read_events(path)], packed, source)
-
-
-def _compress(events: Sequence[Event], path: Path, source: Path) -> None:
+def _append(events: Sequence[Event], packed: Path, source: Path) -> None:
+    """Compress events behind those of other benchmarks: all or nothing, and not twice."""
     # Where the benchmark lay on its machine is of no interest anywhere else.
     root = json.dumps(f"{source.resolve()}/")[1:-1]
-    with lzma.open(path, "wt") as file:
-        for event in events:
-            file.write(json.dumps(event, separators=(",", ":")).replace(root, "") + "\n")
+    lines = [_line(event).replace(root, "") for event in events]
+    earlier = (
+        [_line(each) for each in read_events(packed.with_suffix(""))] if packed.exists() else []
+    )
+    if lines and earlier[-len(lines) :] == lines:  # an earlier call was killed after it
+        return
+    packed.parent.mkdir(parents=True, exist_ok=True)
+    temporary = packed.with_name(packed.name + ".tmp")
+    with lzma.open(temporary, "wt") as file:
+        file.writelines(f"{line}\n" for line in [*earlier, *lines])
+    os.replace(temporary, packed)
+
+
+def _line(event: Event) -> str:
+    return json.dumps(event, separators=(",", ":"))
 
 
 if __name__ == "__main__":

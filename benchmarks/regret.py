@@ -84,6 +84,8 @@ def regret_of(key: str, timed: Mapping[str, Rounds]) -> Paired | None:
         return None
     # By their order: numbers change when runs are packed together.
     numbers = sorted(set().union(*others.values()))
+    if len(numbers) < 2:
+        return None
     halves = set(numbers[::2]), set(numbers[1::2])
     best_ms: Rounds = {}
     for chosen_by, judged_by in (halves, halves[::-1]):

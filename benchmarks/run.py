@@ -83,6 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_spec(workload, method, seed, size=size, options=options, n_threads=n_threads)
         for workload, method, seed in interleaved(workloads, methods, seeds)
     ]
+    try:
+        for spec in specs:
+            is_finished(options.out, spec)
+    except ValueError as error:  # other settings than what is there
+        print(error, file=sys.stderr)
+        return 2
     options.out.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(Journal(options.out / BENCH_JOURNAL)) as journal:
         journal.write("bench", size=options.size, target=options.target, **describe_machine())

@@ -145,8 +145,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     columns: dict[str, list[float]] = {name: [] for name in others}
     for row in rows:
-        base = row["ms"][first]
-        cells = [f"{statistics.median(base):.4g} ms"]
+        base = row["ms"].get(first, ())
+        cells = [f"{statistics.median(base):.4g} ms" if base else row["errors"].get(first, "")]
         for name in others:
             ratios = [a / b for a, b in zip(row["ms"].get(name, ()), base, strict=False)]
             if not ratios:

@@ -72,7 +72,12 @@ def new_rows(
     """Yield the rows of models without one; an error takes the place of its numbers."""
     for peer in PEERS:
         if _is_wanted(peer.name, names, known):
-            yield peer.name, row_of_file(peer.file(out / "models"), peer.shapes)
+            try:
+                path = peer.file(out / "models")
+            except Exception as error:  # a package that is missing
+                yield peer.name, {"error": summary_line(error)}
+            else:
+                yield peer.name, row_of_file(path, peer.shapes)
     for model in ZOO:
         if _is_wanted(model.key, names, known):
             with tempfile.TemporaryDirectory() as folder:

@@ -88,6 +88,7 @@ def main() -> None:
     if options.resume:
         options.out.write_text(json.dumps(resumed(modules_of(options), options.folder)))
         return
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(exist_ok=True)

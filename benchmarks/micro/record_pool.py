@@ -1,6 +1,6 @@
 """Record a pool of random candidates: features and measured seconds, for off-line study.
 
-    python benchmarks/micro/record_pool.py GMM --n 640 --seed 0 --out benchmarks/micro/pools/GMM.npz
+    python -m benchmarks.micro.record_pool GMM --n 640 --seed 0 --out benchmarks/micro/pools/GMM.npz
 
 Writes a ``.npz`` without pickles: ``stores`` (float32, all candidates' stores one below
 the other, (sum of n_stores, 164)), ``n_stores`` (n,), ``seconds`` (n,; NaN for a
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import tempfile
 import time
@@ -26,6 +25,7 @@ from tvm.s_tir.meta_schedule.database import MemoryDatabase
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 from tvm.target.codegen import llvm_get_system_cpu
 
+from benchmarks.machine import describe_machine
 from tvm_adaptive import _tvm
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
@@ -65,7 +65,7 @@ def main() -> None:
         "measuring": f"median of {REPEATS} x {MIN_REPEAT_MS} ms, one process at a time",
         "target": str(target),
         "tvm": _tvm.TVM_VERSION,
-        "machine": machine(),
+        "machine": describe_machine(),
         "feature_sec_per_candidate": round(feature_sec / len(schedules), 6),
         "measuring_sec": round(time.monotonic() - start_sec, 1),
         "first_errors": errors[:3],
@@ -177,16 +177,6 @@ def run(path: str, arguments: list[Any]) -> float:
         "main", device, number=1, repeat=REPEATS, min_repeat_ms=MIN_REPEAT_MS
     )
     return float(np.median(evaluator(*values).results))
-
-
-def machine() -> str:
-    """Describe the processor, its cores and the system."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
-    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
 
 
 def save(path: Path, features: list[np.ndarray], seconds: np.ndarray, about: dict) -> None:

@@ -7,7 +7,7 @@ moves virtual cores about, which changes the time of a kernel by up to a half fo
 seconds; a reference of another minute would charge that to the runner. Prints a table
 in Markdown, or JSON with --json.
 
-    python benchmarks/micro/runner.py --candidates 32
+    python -m benchmarks.micro.runner --candidates 32
 """
 
 from __future__ import annotations

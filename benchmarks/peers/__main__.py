@@ -84,7 +84,7 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
     try:
         path = model.file(options.out / "models")
         work_dir = options.out / f"{model.name}-{options.budget:g}s-{options.seed}"
-        row["tune"] = tune(model, path, work_dir, options)
+        tune(model, path, work_dir, options)
         row["timings"] = [
             timing(work_dir, options.out / "deploy" / model.name) for _ in range(options.timings)
         ]

@@ -126,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write what was timed there, as JSON")
     parser.add_argument("--show", type=Path, help="print what an earlier call wrote there")
     options = parser.parse_args(arguments)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.show is None:
         fields = time_all(options.libraries, options.rounds)
     else:

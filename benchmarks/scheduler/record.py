@@ -1,6 +1,6 @@
 """Record a network's tuning, so that schedulers can be replayed on it without hardware.
 
-    python benchmarks/scheduler/record.py resnet18 --budget 14m --out benchmarks/data/resnet18-0.npz
+    python -m benchmarks.scheduler.record resnet18 --budget 14m --out benchmarks/data/resnet18-0.npz
 
 Tasks take turns; one that has not improved for ``--patience`` trials is past its
 knee and leaves the rest to the others. Batches are twice the default's, as more trials in
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, help="of a run that was made already")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.journal is not None:
         keep(record_from_journal(options.journal), options.out)
         return

@@ -114,6 +114,7 @@ def main() -> None:
     names = [*options.policies, *(["paper"] if options.paper else [])]
     if options.reference not in names:
         parser.error(f"the reference, {options.reference}, must be among the policies")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     networks = by_network(options.recordings)
     rows = run_all(networks, names, options)
     summary = summarise(rows, options.reference)

@@ -37,6 +37,8 @@ COMMAND_FILE = "command.txt"
 _GRACE_SEC = 300.0
 # On two idle cores 48 trials take about a minute with start, check and play-offs.
 _WORKLOAD_SEC = 300.0
+# An exit code of its own: Python ends with 1 after an exception.
+_OUT_OF_TIME = 3
 # A convolution with Winograd's forms is seven tasks, four of which are small.
 _FORMS_FACTOR = 4
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     if options.pack is None:
-        return 0 if tune_all(options) else 1
+        return 0 if tune_all(options) else _OUT_OF_TIME
     target = target_of(options)
     command = (options.out / COMMAND_FILE).read_text(encoding="utf-8")
     print(pack_starter(options.out, options.out / STORE, target, options.pack, command))

@@ -54,9 +54,10 @@ class _Stages:
 def take(model: Model, way: str, tell: Callable[[str], None]) -> dict[str, Any]:
     """Take a model through all stages, and tell each before it begins; return its row."""
     stages = _Stages(tell)
-    row: dict[str, Any] = {"version": _version(model), "agrees": False, "max_error": None}
+    row: dict[str, Any] = {"agrees": False, "max_error": None}
     with tempfile.TemporaryDirectory() as folder:
         try:
+            row |= _version(model)
             with stages.stage("export"):
                 path, shapes = file_of(model, way, Path(folder))
             row |= _compared(path, shapes, stages, _target(model))
@@ -70,9 +71,11 @@ def take(model: Model, way: str, tell: Callable[[str], None]) -> dict[str, Any]:
     return {**row, "stage": stages.now, "seconds": stages.seconds}
 
 
-def _version(model: Model) -> str:
-    name = importlib.metadata.packages_distributions()[model.package][0]
-    return f"{name} {importlib.metadata.version(name)}"
+def _version(model: Model) -> dict[str, str]:
+    names = importlib.metadata.packages_distributions().get(model.package)
+    if not names:  # what takes the model says how to install it
+        return {}
+    return {"version": f"{names[0]} {importlib.metadata.version(names[0])}"}
 
 
 def file_of(model: Model, way: str, folder: Path) -> tuple[Path, dict[str, tuple[int, ...]]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,23 @@ def test_what_only_moves_data_is_counted(path: Path) -> None:
     assert sum(left.values()) == row["calls"] - 1  # all but the softmax
     assert 0.0 < row["share"] < 1.0
     assert any(" x " in text for text in row["most"])
+
+
+def test_a_model_whose_package_is_missing_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_folder: Path) -> Path:
+        raise ModuleNotFoundError("No module named 'timm'")
+
+    broken, good = (SimpleNamespace(name=name, file=write, shapes={}) for name in "ab")
+    good.file = lambda folder: folder
+    monkeypatch.setattr(copies, "PEERS", [broken, good])
+    monkeypatch.setattr(copies, "ZOO", [])
+    monkeypatch.setattr(copies, "row_of_file", lambda *_: {"n": 1})
+    assert dict(copies.new_rows((), tmp_path, {})) == {
+        "a": {"error": "No module named 'timm'"},
+        "b": {"n": 1},
+    }
 
 
 def test_a_model_is_prepared_once_and_an_error_is_a_row(

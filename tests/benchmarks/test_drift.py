@@ -59,3 +59,5 @@ def test_a_condition_that_could_not_be_timed_says_why() -> None:
     _, _, line, mean = drift.table([row]).splitlines()
     assert line == "| te:GMM, 0 | 3 ms | no |  |  |"
     assert mean == "| *geometric mean* |  |  |  |  |"
+    row = {"workload": "te:GMM", "seed": 0, "ms": {"load": [2.0]}, "errors": {"quiet": "no"}}
+    assert drift.table([row]).splitlines()[2] == "| te:GMM, 0 | no |  |  |  |"

@@ -128,6 +128,31 @@ def test_runs_that_are_packed_later_join_those_that_are_there(
     assert [bench.neutral_ms(run) for run in bench.of(spec().workload, "stock")] == [3.0, 5.0]
 
 
+def test_a_pack_that_was_killed_is_repeated(
+    tmp_path: Path,
+    spec: Spec,
+    write_run: Write,
+    write_bench: Write,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
+    source = write_bench()
+    write_rounds(folder, {"stock/0/final": 3.0, "stock/0/16": 3.5})
+    target = tmp_path.with_name(tmp_path.name + "-packed")
+
+    def kill(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("benchmarks.pack.shutil.copy", kill)
+        with pytest.raises(KeyboardInterrupt):
+            pack(source, target)
+    assert pack(source, target) == 1
+    assert load_bench(target) == load_bench(source)
+    before, after = (read_rounds(each / "te-C2D" / "neutral.jsonl")[0] for each in (source, target))
+    assert after == before
+
+
 def test_invocations_on_other_machines_are_distinguished(
     spec: Spec, write_run: Write, write_bench: Write
 ) -> None:

@@ -133,3 +133,5 @@ def test_regret_is_of_what_was_deployed_and_luck_does_not_choose_the_best(
     }
     assert regret_of("default/0", shifted) == found
     assert regret_of("default/1", same) is None
+    # One round cannot choose and judge.
+    assert regret_of("default/0", {name: {0: 1.0} for name in same}) is None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.journals import BENCH_JOURNAL, load_bench, read_events
-from benchmarks.methods import METHODS
-from benchmarks.plan import RunSpec, is_finished, read_outcome
+from benchmarks.methods import METHODS, choose_methods
+from benchmarks.plan import OUTCOME_FILE, RunSpec, is_finished, read_outcome
 from benchmarks.run import do_run, main, make_spec, parse, why_not
-from benchmarks.workloads import SIZES, WORKLOADS
+from benchmarks.workloads import SIZES, UNNAMED, WORKLOADS, choose_workloads
 from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.tuning.target import n_cores_of, resolve_target
 
 ROOT = Path(__file__).parents[2]
 Spec = Callable[..., RunSpec]
@@ -83,6 +86,22 @@ def test_an_unknown_name_is_reported_before_anything_runs(
 ) -> None:
     assert main(["--out", str(tmp_path / "out"), "--methods", "best"]) == 2
     assert "methods are stock" in capsys.readouterr().err
+
+
+def test_other_settings_than_those_of_a_run_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--out", str(tmp_path), "--workloads", "te:C2D", "--methods", "stock", "--seeds", "1"]
+    options = parse([*words, "--trials", "7"])
+    (workload,), (method,) = choose_workloads(["te:C2D"]), choose_methods(["stock"])
+    n_threads = n_cores_of(resolve_target("cpu"))
+    run = make_spec(workload, method, 0, size=UNNAMED, options=options, n_threads=n_threads)
+    (tmp_path / run.folder).mkdir(parents=True)
+    outcome = {"spec": dataclasses.asdict(run), "status": "done"}
+    (tmp_path / run.folder / OUTCOME_FILE).write_text(json.dumps(outcome))
+    assert main([*words, "--trials", "8"]) == 2
+    assert "Give another --out" in capsys.readouterr().err
+    assert not (tmp_path / BENCH_JOURNAL).exists()
 
 
 @pytest.mark.slow

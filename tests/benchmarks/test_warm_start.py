@@ -68,6 +68,10 @@ def test_every_warm_run_knows_what_the_first_one_left_and_no_more(tmp_path: Path
     assert len({spec["store"] for spec in warm}) == len(warm)
     assert runs["cold"]["store"] not in {spec["store"] for spec in warm}
     assert {spec["budget_sec"] for spec in warm} == {20.0}
+    # They are made anew if what they know is.
+    options.budget = 90.0
+    again = {spec["name"]: spec for spec in plan(options)}
+    assert not [name for name, spec in runs.items() if spec == again[name]]
     assert runs[f"{sized}-cold"]["store"] == "none"
     assert runs[f"{sized}-cold"]["sizes"] == {"width": 32, "image_size": 64}
     options.no_again, options.warm_budget = True, None

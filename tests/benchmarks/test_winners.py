@@ -51,8 +51,8 @@ def test_the_machine_is_described() -> None:
 
 
 def test_a_figure_says_when_and_where_it_was_found(tmp_path: Path) -> None:
-    write_figure(tmp_path / "figure.json", {"rows": [1]})
-    found = json.loads((tmp_path / "figure.json").read_text())
+    write_figure(tmp_path / "new" / "figure.json", {"rows": [1]})
+    found = json.loads((tmp_path / "new" / "figure.json").read_text())
     assert list(found) == ["unix_sec", "machine", "rows"]
     assert found["unix_sec"] > 1.7e9
     assert found["machine"]["commit"]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from benchmarks.zoo import models
-from benchmarks.zoo.catalog import EXPORTS, FILE, MODELS
+from benchmarks.zoo import models, stages
+from benchmarks.zoo.catalog import EXPORTS, FILE, MODELS, Model
 
 
 def row(model, export, agrees, **more):
@@ -65,6 +65,12 @@ def test_a_model_is_imported_compiled_and_compared():
     assert found["agrees"], found
     assert found["stage"] == "compare"
     assert found["version"].startswith("onnx ")
+
+
+def test_a_package_that_is_missing_is_named():
+    row = stages.take(Model("no_such_package", "x", file="x.onnx"), FILE, print)
+    assert "no_such_package" in row["message"]
+    assert "version" not in row
 
 
 def crash(_model, _export, tell):
