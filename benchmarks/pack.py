@@ -4,8 +4,8 @@
 
 Journals are compressed, databases and libraries left out; ``compare.py`` reads the
 packed folder as it reads the one of the run. A benchmark may be packed to where another
-one lies: its runs, other workloads or other seeds, join that one's. A call that was killed
-is repeated.
+one lies: its runs, other workloads or other seeds, join that one's. After a kill, repeat the
+command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.journals import (
     Event,
     read_events,
 )
-from benchmarks.plan import OUTCOME_FILE
+from benchmarks.plan import OUTCOME_FILE, read_outcome
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 
 
@@ -41,43 +41,48 @@ def pack(source: Path, target: Path) -> int:
     FileExistsError
         When ``target`` holds one of the runs already; nothing is written then.
     """
-    events = read_events(source / BENCH_JOURNAL)
     outcomes = sorted(source.glob(f"*/*/*/{OUTCOME_FILE}"))
     folders = [path.parent.relative_to(source) for path in outcomes]
-    if there := [str(each) for each in folders if (target / each / OUTCOME_FILE).exists()]:
+    if there := [str(each) for each in folders if read_outcome(target / each) is not None]:
         raise FileExistsError(
             f"{target} holds {', '.join(there)} already. Pack to another folder, or remove "
             "what is to be replaced."
         )
-    _append(events, target / (BENCH_JOURNAL + PACKED), source)
+    # Where the benchmark lay on its machine is of no interest anywhere else.
+    root = json.dumps(f"{source.resolve()}/")[1:-1]
+
+    def lines_of(path: Path) -> list[str]:
+        return [_line(event).replace(root, "") for event in read_events(path)]
+
+    _join(lines_of(source / BENCH_JOURNAL), target / BENCH_JOURNAL)
     for name in (NEUTRAL_JOURNAL, REGRET_JOURNALS):
         for path in sorted(source.glob(f"*/{name}")):
-            copy = target / path.relative_to(source)
-            _append(read_events(path), copy.with_name(copy.name + PACKED), source)
+            _join(lines_of(path), target / path.relative_to(source))
     for folder in folders:
-        journal = source / folder / JOURNAL_FILE
-        if journal.exists():
-            _append(read_events(journal), target / folder / (JOURNAL_FILE + PACKED), source)
+        if (source / folder / JOURNAL_FILE).exists():
+            _write(lines_of(source / folder / JOURNAL_FILE), target / folder / JOURNAL_FILE)
         (target / folder).mkdir(parents=True, exist_ok=True)
         # Last: a run without it is packed again.
         shutil.copy(source / folder / OUTCOME_FILE, target / folder / OUTCOME_FILE)
     return len(folders)
 
 
-def _append(events: Sequence[Event], packed: Path, source: Path) -> None:
-    """Compress events behind those of other benchmarks: all or nothing, and not twice."""
-    # Where the benchmark lay on its machine is of no interest anywhere else.
-    root = json.dumps(f"{source.resolve()}/")[1:-1]
-    lines = [_line(event).replace(root, "") for event in events]
-    earlier = (
-        [_line(each) for each in read_events(packed.with_suffix(""))] if packed.exists() else []
-    )
-    if lines and earlier[-len(lines) :] == lines:  # an earlier call was killed after it
-        return
+def _join(lines: list[str], path: Path) -> None:
+    """Pack lines behind those of other benchmarks; what a killed call has written stays once."""
+    packed = path.with_name(path.name + PACKED)
+    earlier = [_line(each) for each in read_events(path)] if packed.exists() else []
+    starts = range(len(earlier) - len(lines) + 1)
+    if not any(earlier[start : start + len(lines)] == lines for start in starts):
+        _write([*earlier, *lines], path)
+
+
+def _write(lines: Sequence[str], path: Path) -> None:
+    """Pack the lines of a journal: all of them, or none."""
+    packed = path.with_name(path.name + PACKED)
     packed.parent.mkdir(parents=True, exist_ok=True)
     temporary = packed.with_name(packed.name + ".tmp")
     with lzma.open(temporary, "wt") as file:
-        file.writelines(f"{line}\n" for line in [*earlier, *lines])
+        file.writelines(f"{line}\n" for line in lines)
     os.replace(temporary, packed)
 
 

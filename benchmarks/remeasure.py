@@ -157,13 +157,13 @@ def timers_of(
     built = _build(folder, spec.workload, spec.target, entries)
     timers: dict[str, Timer] = {}
     errors = {name: each["error"] for name, each in built["entries"].items() if "error" in each}
-    is_network = WORKLOADS[spec.workload].is_network
+    inputs = _inputs_of(spec.workload)
     with contextlib.ExitStack() as stack:
-        pool = _pool(built["device"], spec.n_threads, is_network)
+        pool = _pool(built["device"], spec.n_threads, inputs is not None)
         stack.callback(pool.close)
         for name, each in built["entries"].items():
             if "path" in each:
-                timers[name] = _library_timer(pool, spec.workload, built, each["path"], repeat_ms)
+                timers[name] = _library_timer(pool, inputs, built, each["path"], repeat_ms)
         if spec.workload in TORCH_MODELS:
             if reason := why_no_torch(built["device"]):
                 errors["pytorch"] = reason
@@ -250,16 +250,28 @@ def _pool(device: str, n_threads: int | None, is_network: bool) -> WorkerPool:
     return finalist_pool(n_threads)
 
 
+def _inputs_of(workload: str) -> list[Any] | None:
+    """Return inputs of a network; None for an operator."""
+    from tvm_adaptive.models import Network, load_workload
+
+    if not WORKLOADS[workload].is_network:
+        return None
+    network = load_workload(workload)
+    assert isinstance(network, Network)
+    return list(network.random_inputs())
+
+
 def _library_timer(
-    pool: WorkerPool, workload: str, built: dict[str, Any], path: str, repeat_ms: float
+    pool: WorkerPool,
+    inputs: list[Any] | None,
+    built: dict[str, Any],
+    path: str,
+    repeat_ms: float,
 ) -> Timer:
-    from tvm_adaptive.models import Network, load_workload, try_exported
+    from tvm_adaptive.models import try_exported
     from tvm_adaptive.runner.playoff.worker import Kernel, time_once
 
-    if WORKLOADS[workload].is_network:
-        network = load_workload(workload)
-        assert isinstance(network, Network)
-        inputs = network.random_inputs()
+    if inputs is not None:
         task: tuple[Any, ...] = (path, inputs, built["device"])
         return lambda: _ask(pool, try_exported, task)[1] * 1e3
     buffers = tuple((dtype, tuple(shape)) for dtype, shape in built["buffers"])

@@ -5,20 +5,22 @@ A process of its own: what it imports and compiles must not stay while others ar
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.configs import config_of
 from benchmarks.methods import METHODS
-from tvm_adaptive._tvm import args_info_of, functions_as_tasks, json_database
+from tvm_adaptive._tvm import Target, args_info_of, functions_as_tasks, json_database
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.models import (
+    Network,
     TIRWorkload,
     compile_network,
     compile_tir,
@@ -31,6 +33,8 @@ from tvm_adaptive.tuning.target import resolve_target
 
 # MetaSchedule records a failed trial as 1e10 s, and would take it for want of another.
 _FAILED_SEC = 1e9
+# Writes the library of an entry of a plan, with its records.
+_Build = Callable[[Mapping[str, Any], Any, Path], None]
 
 
 def main(plan_path: Path) -> int:
@@ -39,31 +43,50 @@ def main(plan_path: Path) -> int:
     target = resolve_target(plan["target"])
     workload = load_workload(plan["workload"])
     built: dict[str, Any] = {"device": device_kind(target), "entries": {}}
+    build = (
+        _operator_builder(workload, target, built)
+        if isinstance(workload, TIRWorkload)
+        else _network_builder(workload, target)
+    )
     for number, (name, entry) in enumerate(plan["entries"].items()):
         path = plan_path.parent / f"{number}.so"
         try:
             with tempfile.TemporaryDirectory() as scratch:
-                database = _database(entry, Path(scratch))
-                if isinstance(workload, TIRWorkload):
-                    task = functions_as_tasks(workload.mod, target)[0]
-                    mod = task.dispatched[0]
-                    if entry["folder"] is not None and database is None:
-                        raise ValueError("there are no more records")
-                    compile_tir(mod, target, database).export_library(str(path))
-                    built["weights"] = weights_of(mod)
-                    built["buffers"] = [
-                        [str(arg.dtype), [int(n) for n in arg.shape]] for arg in args_info_of(mod)
-                    ]
-                else:
-                    config = config_of(METHODS[entry["method"] or "default"])
-                    prepared = prepare(workload, target, **config.preparation)
-                    export(compile_network(prepared, database, target), path)
+                build(entry, _database(entry, Path(scratch)), path)
             built["entries"][name] = {"path": str(path)}
         except Exception as error:  # one winner that cannot be built must not cost the others
             message = (str(error).strip() or repr(error)).splitlines()[-1]
             built["entries"][name] = {"error": message}
     (plan_path.parent / "built.json").write_text(json.dumps(built, indent=1))
     return 0
+
+
+def _operator_builder(workload: TIRWorkload, target: Target, built: dict[str, Any]) -> _Build:
+    """Return what builds an operator; notes what all its libraries take."""
+    mod = functions_as_tasks(workload.mod, target)[0].dispatched[0]
+    built["weights"] = weights_of(mod)
+    built["buffers"] = [[str(arg.dtype), [int(n) for n in arg.shape]] for arg in args_info_of(mod)]
+
+    def build(entry: Mapping[str, Any], database: Any, path: Path) -> None:
+        if entry["folder"] is not None and database is None:
+            raise ValueError("there are no more records")
+        compile_tir(mod, target, database).export_library(str(path))
+
+    return build
+
+
+def _network_builder(network: Network, target: Target) -> _Build:
+    """Return what builds a network, which is prepared once for all methods that do it alike."""
+
+    @functools.cache
+    def prepared_with(**options: Any) -> Any:
+        return prepare(network, target, **options)
+
+    def build(entry: Mapping[str, Any], database: Any, path: Path) -> None:
+        prepared = prepared_with(**config_of(METHODS[entry["method"] or "default"]).preparation)
+        export(compile_network(prepared, database, target), path)
+
+    return build
 
 
 def cut_database(source: Path, copy: Path, n_records: int | None, rank: int = 1) -> int:

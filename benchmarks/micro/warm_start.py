@@ -123,11 +123,11 @@ def plan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "sizes": dict(what.sizes),
             "store": used,
             "knows": store if used not in (store, NO_STORE) else "",
-            # Made anew if what it knows is.
-            "of": [options.network, options.budget] if used not in (store, NO_STORE) else None,
             "budget_sec": budget_sec,
             "seed": options.seed + number,
             "out": str(options.out / name),
+            # Made anew if the network or the budget of what it knows changes.
+            **({"of": [options.network, options.budget]} if used not in (store, NO_STORE) else {}),
         }
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 from collections import defaultdict
@@ -122,10 +123,14 @@ def main() -> None:
     print(options.out.with_suffix(".md").read_text())
 
 
+# Replays change nothing of a recording.
+_load = functools.cache(load_recording)
+
+
 def by_network(paths: Sequence[Path]) -> dict[str, list[Path]]:
     networks: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
-        networks[load_recording(path).network].append(path)
+        networks[_load(path).network].append(path)
     return dict(networks)
 
 
@@ -147,7 +152,7 @@ def run_all(
 def one_run(
     network: str, paths: Sequence[Path], name: str, seed: int, batch: int | None
 ) -> dict[str, Any]:
-    recordings = [load_recording(path) for path in paths]
+    recordings = [_load(path) for path in paths]
     size = batch or recordings[0].batch
     run = replay(recordings, POLICIES[name](recordings, seed, size), seed, batch=size)
     horizon = HORIZON * max(recording.total_sec for recording in recordings)
@@ -221,10 +226,10 @@ def write(
             network: [
                 {
                     "file": path.name,
-                    "machine": load_recording(path).machine,
-                    "tvm": load_recording(path).tvm,
-                    "seconds": load_recording(path).total_sec,
-                    "trials": load_recording(path).n_trials,
+                    "machine": _load(path).machine,
+                    "tvm": _load(path).tvm,
+                    "seconds": _load(path).total_sec,
+                    "trials": _load(path).n_trials,
                 }
                 for path in paths
             ]

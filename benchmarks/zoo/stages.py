@@ -54,10 +54,9 @@ class _Stages:
 def take(model: Model, way: str, tell: Callable[[str], None]) -> dict[str, Any]:
     """Take a model through all stages, and tell each before it begins; return its row."""
     stages = _Stages(tell)
-    row: dict[str, Any] = {"agrees": False, "max_error": None}
+    row: dict[str, Any] = {**_version(model), "agrees": False, "max_error": None}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            row |= _version(model)
             with stages.stage("export"):
                 path, shapes = file_of(model, way, Path(folder))
             row |= _compared(path, shapes, stages, _target(model))

@@ -151,6 +151,16 @@ def test_the_nearest_relative_is_asked_first_and_all_of_them_before_any_second_b
     assert [seed.point.vector[10] for seed in seeds] == [2, 0, 3, 1]
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+def test_an_equal_task_may_have_records_of_another_machine(
+    rng: np.random.Generator, is_here: bool
+) -> None:
+    pool = TransferPool()
+    pool.remember("matmul", "a", [TransferRecord("0", SMALL, GOOD, 1.0, is_here=is_here)])
+    (seed,) = pool.ask("matmul", "b", KnobSpace([SMALL]), rng)
+    assert seed.is_of_equal_task == is_here
+
+
 def test_what_a_new_task_found_is_for_its_equals_only(rng: np.random.Generator) -> None:
     pool = TransferPool()
     pool.tell("matmul", "a", [finding()], is_new=True)

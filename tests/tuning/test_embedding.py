@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -148,7 +149,28 @@ def test_a_model_counts_as_tuned_only_in_its_store_and_where_it_was_measured(mon
     assert embedding._key_of(network, target, config) != here
 
 
+def test_one_process_forks_all_workers_of_a_call(monkeypatch):
+    given, server = [], object()
+
+    def run(*_arguments, server, **_options):
+        given.append(server)
+        raise WorkerError("nothing is tuned here")
+
+    monkeypatch.setattr(embedding, "worker_server", lambda: contextlib.nullcontext(server))
+    monkeypatch.setattr(embedding, "ModelReader", given.append)
+    network = Network("net", IRModule({}), {}, {}, {})
+    monkeypatch.setattr(embedding, "load", lambda *_, **__: network)
+    monkeypatch.setattr(embedding, "content_of", lambda _: "")
+    monkeypatch.setattr(embedding, "apply_network", lambda *_, server, **__: given.append(server))
+    monkeypatch.setattr(embedding, "run_loaded", run)
+    with pytest.raises(WorkerError, match="nothing is tuned"):
+        tvm_adaptive.compile("net.onnx", trials=1, config=QUICK)
+    assert given == [server] * 3
+
+
 def test_arguments_that_say_nothing_are_refused():
+    with pytest.raises(InvalidOptionError, match="seed must be at least 0"):
+        tvm_adaptive.compile("net.onnx", seed=-1)
     network = Network("net", IRModule({}), {}, {}, {})
     for options in ({"input_shapes": {"x": (1,)}}, {"params": {"w": 0}}):
         with pytest.raises(InvalidOptionError, match="omit"):

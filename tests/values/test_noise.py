@@ -11,7 +11,7 @@ from tvm_adaptive.values.noise import PRIOR_ERROR, MachineNoise
 def test_without_pairs_the_prior_counts():
     noise = MachineNoise()
     assert noise.relative_error == pytest.approx(PRIOR_ERROR)
-    assert noise.one_batch_error == pytest.approx(0.1)
+    assert noise.micro_batch_error == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("error", [0.01, 0.03, 0.1])

@@ -33,7 +33,7 @@ def test_errors_are_relative_and_come_with_the_artifact() -> None:
     for key, artifact in enumerate(("one.so", "two.so", "three.so")):
         log.identify(artifact, key)
     assert log.get(0).relative_error == pytest.approx(0.05)
-    assert log.get(1).relative_error == log.noise.one_batch_error
+    assert log.get(1).relative_error == log.noise.micro_batch_error
     assert math.isnan(log.get(2).relative_error)
 
 

@@ -1,4 +1,4 @@
-"""Names of TVM that the package uses; only this folder imports TVM, and changes with it.
+"""Names of TVM that the package uses. Only this folder imports TVM and changes with it.
 
 The import first checks the installed versions: a bad pair of apache-tvm and apache-tvm-ffi
 ends the process without an exception.

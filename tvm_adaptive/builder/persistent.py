@@ -164,7 +164,7 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         return results
 
     def close(self) -> None:
-        """End the workers and remove a temporary folder, without which later inputs get errors."""
+        """End the workers and remove the temporary folder, if any; later inputs get errors then."""
         self._pool.close()
         self._scratch.remove()
 

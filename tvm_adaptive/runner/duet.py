@@ -312,7 +312,7 @@ class Batch:
         (uniform between 0 and its logarithm).
         """
         noise, own = self._duet.noise, self._errors[index]
-        own = noise.one_batch_error if math.isnan(own) else max(own, noise.relative_error)
+        own = noise.micro_batch_error if math.isnan(own) else max(own, noise.relative_error)
         if not self.repeats:
             return own
         anchor = noise.relative_error / math.sqrt(len(self.repeats))

@@ -97,15 +97,15 @@ class CandidatePool:
         return [self._programs[key] for key, _ in pairs if key in self._programs]
 
     def prefetching(self, point: Point) -> list[Schedule]:
-        """Return forms of a point's program that prefetch its weights, for this batch."""
+        """Return variants of a point's program that prefetch its weights, for this batch."""
         (found,) = self.sketches.replay([point], self.rng)
-        forms = [] if found is None else self.sketches.prefetching(found[1])
-        if forms:
-            rows = self._model.describe(self._context, [candidate_of(form) for form in forms])
+        variants = [] if found is None else self.sketches.prefetching(found[1])
+        if variants:
+            rows = self._model.describe(self._context, [candidate_of(each) for each in variants])
             self._prefetching = {
-                key_of(form): (point, row) for form, row in zip(forms, rows, strict=True)
+                key_of(each): (point, row) for each, row in zip(variants, rows, strict=True)
             }
-        return forms
+        return variants
 
     def sent_programs(self, keys: Sequence[int]) -> dict[int, Schedule]:
         """Make programs that were sent again, without those that come out otherwise."""
@@ -179,11 +179,11 @@ class CandidatePool:
         again = {}
         for (key, _), program in zip(points, found, strict=True):
             if program is not None:
-                forms = self._with_prefetching(program[1])
-                again[key] = next((form for form in forms if key_of(form) == key), None)
+                variants = self._with_prefetching(program[1])
+                again[key] = next((each for each in variants if key_of(each) == key), None)
         return {key: schedule for key, schedule in again.items() if schedule is not None}
 
     def _with_prefetching(self, schedule: Schedule) -> Iterator[Schedule]:
-        """Yield a program, then its forms that prefetch weights."""
+        """Yield a program, then its variants that prefetch weights."""
         yield schedule
         yield from self.sketches.prefetching(schedule)

@@ -33,7 +33,7 @@ class Given(NamedTuple):
 
     seeds: Sequence[Schedule] = ()  # good for tasks of the family, or for this one in earlier runs
     drafts: Sequence[Schedule] = ()  # that suit the processor
-    prefetching: Sequence[Schedule] = ()  # forms that prefetch weights
+    prefetching: Sequence[Schedule] = ()  # variants that prefetch weights
 
     @property
     def all(self) -> list[Schedule]:
@@ -179,7 +179,7 @@ class Proposer(abc.ABC):
         return []
 
     def _prefetching(self, n: int) -> list[Schedule]:
-        """Return up to ``n`` forms of the fastest candidate that prefetch its weights."""
+        """Return up to ``n`` variants of the fastest candidate that prefetch its weights."""
         del n
         return []
 

@@ -45,7 +45,7 @@ from tvm_adaptive.values.trace_json import without_flags
 
 logger = logging.getLogger(__name__)
 
-# Of weights from 2.4 MB on, a form that prefetches them took 0.77 to 0.94 of the time, of 0.3 to
+# Of weights from 2.4 MB on, a variant that prefetches them took 0.77 to 0.94 of the time, of 0.3 to
 # 1.2 MB 0.94 to 1.10 (thirteen functions of ResNet-18 and DistilBERT). Where they are used once, in
 # products with a vector, 1.17.
 _FAR_BYTES = 2 << 20
@@ -99,7 +99,7 @@ class Sketches:
         return in_threads(self._replay, mods, seeded)
 
     def prefetching(self, schedule: Schedule) -> list[Schedule]:
-        """Return forms of a program that prefetch its weights; none where these are small."""
+        """Return variants of a program that prefetch its weights; none where these are small."""
         return hinted_schedules(schedule, weights_of(self._context.mod))
 
     @functools.cached_property

@@ -83,7 +83,7 @@ class SurrogateProposer(Proposer):
         # Keys of seeds by the points that were asked for, which the compiler may have changed or
         # completed; None without a program.
         self._seed_keys: dict[Point, int | None] = {}
-        # The fastest without prefetching whose forms with it were tried, and its seconds.
+        # The fastest without prefetching whose variants with it were tried, and its seconds.
         self._prefetched: tuple[float, Point] | None = None
         self._points_left: list[Point] = []  # that suit the processor, and were not needed yet
 
@@ -249,13 +249,13 @@ class SurrogateProposer(Proposer):
         # In this order: it ranks them better than a model that knows only other tasks.
         self._points_left = candidates.sketches.promising(processor, n_drafts, self.rng)
         places = self._drafted(n - len(seeds))
-        forms: list[Schedule] = []
+        variants: list[Schedule] = []
         if len(places) > 1 and self.options.prefetch and candidates.sketches.has_far_weights:
             first = candidates.pool.points[places[0]]
             self._prefetched = math.inf, first
-            forms = candidates.prefetching(first)[:1]
-        drafts = candidates.schedules(places[: n - len(seeds) - len(forms)])
-        return Given(seeds, drafts, forms)
+            variants = candidates.prefetching(first)[:1]
+        drafts = candidates.schedules(places[: n - len(seeds) - len(variants)])
+        return Given(seeds, drafts, variants)
 
     def _drafted(self, n: int) -> list[int]:
         """Add what suits the processor until ``n`` have a program; return places in the pool."""
@@ -288,8 +288,8 @@ class SurrogateProposer(Proposer):
             if best == tried or seconds > _PREFETCHED_AGAIN * tried_sec:
                 return []
         self._prefetched = seconds, best
-        forms = self.candidates.prefetching(best)
-        return [form for form in forms if key_of(form) not in self.excluded][:n]
+        variants = self.candidates.prefetching(best)
+        return [each for each in variants if key_of(each) not in self.excluded][:n]
 
     def _screened(self, n: int, without: Sequence[Schedule]) -> list[Schedule]:
         taken = {key_of(schedule) for schedule in without}

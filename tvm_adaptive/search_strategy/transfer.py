@@ -115,7 +115,8 @@ class TransferPool:
             for record, relative in zip(row, ranked, strict=True):
                 point = None if record is None else fit(record, space, rng)
                 if point is not None:
-                    seeds.setdefault(point, Seed(point, is_of_equal_task=relative.is_equal))
+                    is_equal = relative.is_equal and record.is_here
+                    seeds.setdefault(point, Seed(point, is_of_equal_task=is_equal))
         return list(seeds.values())
 
 

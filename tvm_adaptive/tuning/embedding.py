@@ -116,6 +116,7 @@ def compile_model(
         When no library could be compiled or run, or its outputs are wrong.
     """
     check_at_least("n_threads", n_threads, 1)
+    check_at_least("seed", seed, 0)
     check_pool()
     target = resolve_target("cpu")
     folder, keep = _folder(work_dir)

@@ -258,7 +258,7 @@ def tune_tir(
 def run_named(
     options: RunOptions, owner: Ownership | None = None, history: History | None = None
 ) -> TuneReport:
-    """Tune what ``options.what`` names; who owns the directory has read its journal."""
+    """Tune what ``options.what`` names; one that owns the directory gives its lock and history."""
 
     def load_model(server: ForkServer | None) -> tuple[Network | TIRWorkload, ModelSource]:
         what, shapes, inputs = options.what, options.input_shapes, options.inputs

@@ -18,7 +18,7 @@ _MAX_PAIRS = 100
 MAD_TO_SIGMA = 1.4826
 # A single micro-batch is a fifth of a repeat of an incumbent (``runner/duet.py``), so it
 # scatters by the root of five, about twice as much.
-_ONE_BATCH_FACTOR = 2.0
+_MICRO_BATCH_FACTOR = 2.0
 
 # Two timings that differ by three errors of their difference are on two sides of a change of the
 # machine's speed (``runner/duet.py``): with this error, by a third. Without a limit, load that
@@ -49,6 +49,6 @@ class MachineNoise:
         return min(self.relative_error, _MOST_ERROR)
 
     @property
-    def one_batch_error(self) -> float:
+    def micro_batch_error(self) -> float:
         """The relative standard error of a time that is a single micro-batch's."""
-        return _ONE_BATCH_FACTOR * self.relative_error
+        return _MICRO_BATCH_FACTOR * self.relative_error

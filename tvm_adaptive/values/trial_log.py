@@ -55,7 +55,7 @@ class TrialLog:
 
     def note_timing(self, artifact: str, seconds: float, stderr_sec: float) -> None:
         """Note the standard error of a time; NaN where one micro-batch gives none."""
-        error = stderr_sec / seconds if math.isfinite(stderr_sec) else self.noise.one_batch_error
+        error = stderr_sec / seconds if math.isfinite(stderr_sec) else self.noise.micro_batch_error
         _keep(self._errors, artifact, error)
 
     def identify(self, artifact: str, key: int) -> None:

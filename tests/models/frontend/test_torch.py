@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -451,6 +452,8 @@ def test_a_buffer_may_be_expanded(torch, tmp_path, check_import, is_file):
             self.register_buffer("row", torch.arange(3.0).expand(2, 3))
 
         def forward(self, x):
+            if not is_file:
+                self.row[0].add_(1)  # PyTorch writes to views of it
             return x + self.row + 1
 
     if is_file:
@@ -496,6 +499,7 @@ def test_threads_that_are_quiet_at_once_give_the_streams_back():
     threads[0].start()
     assert began.wait(10)
     threads[1].start()
+    time.sleep(0.1)  # it may enter now, if nothing keeps it
     for event, thread in zip(may_end, threads, strict=True):
         event.set()
         thread.join(10)

@@ -120,7 +120,7 @@ def _read(path: Path, shapes: Shapes, numbers: Numbers, reader: ModelReader | No
         found = used.read(FORMATS[path.suffix], path, slug(path.stem), shapes, numbers)
         return found
     finally:
-        if reader is None and (found is None or found.original is None):
+        if found is None or found.original is None:
             used.close()
 
 

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from tvm_adaptive.models.frontend.torch_repairs import extents_of
+from tvm_adaptive.models.frontend.torch_repairs import extents_of_node
 
 # Operators that TVM translates as they are.
 _KEPT = frozenset(
@@ -83,12 +83,12 @@ def _rewrite_of(node: Any) -> _Rewrite | None:
     if name in _IN_PLACE:
         _check_alone(node.args[0])
         return _functional
-    if name == "linear.default" and len(extents_of(node)) == 2:
+    if name == "linear.default" and len(extents_of_node(node)) == 2:
         return None
     if name not in _REWRITES:
         raise _NotPlainError
     rewrite, is_plain = _REWRITES[name]
-    if not is_plain(node) or not all(isinstance(n, int) for n in extents_of(node)):
+    if not is_plain(node) or not all(isinstance(n, int) for n in extents_of_node(node)):
         raise _NotPlainError
     return rewrite
 
@@ -137,7 +137,7 @@ def _linear(graph: Any, node: Any) -> Any:
     flat = _call(graph, view, (data, list(rows.shape)), {"val": rows})
     args, meta = (flat, weight, *bias), {"val": value.flatten(0, -2)}
     found = _call(graph, torch.ops.aten.linear.default, args, meta)
-    return _call(graph, view, (found, extents_of(node)), node.meta)
+    return _call(graph, view, (found, extents_of_node(node)), node.meta)
 
 
 def _global_mean(graph: Any, node: Any) -> Any:
@@ -161,7 +161,7 @@ _REWRITES: dict[str, tuple[_Rewrite, Callable[[Any], bool]]] = {
     "dropout.default": (_input, lambda node: not node.args[2]),
     "dropout_.default": (_input, lambda node: not node.args[2]),
     "layer_norm.default": (_layer_norm, _always),
-    "linear.default": (_linear, lambda node: len(extents_of(node)) > 2),
+    "linear.default": (_linear, lambda node: len(extents_of_node(node)) > 2),
 }
 
 

@@ -199,16 +199,14 @@ class _State:
         ]
         given = dict(enumerate(inputs))
         tensors = buffers + [(given, place, tensor) for place, tensor in given.items()]
-        # PyTorch writes to no tensor whose elements share memory; another may take its place.
-        self._kept = [
-            (*each, None if _shares_elements(each[2]) else each[2].clone()) for each in tensors
-        ]
+        self._kept = [(*each, part := _own_elements(each[2]), part.clone()) for each in tensors]
         self._is_reduced = False
 
     def restore(self) -> None:
         """Give all their values back."""
-        for holder, name, tensor, value in self._kept:
-            holder[name] = tensor if value is None else tensor.copy_(value)
+        for holder, name, tensor, part, value in self._kept:
+            part.copy_(value)
+            holder[name] = tensor
 
     def forget_unwritten(self) -> None:
         """Restore only what the first inference has written; the rest would cost time."""
@@ -219,18 +217,18 @@ class _State:
             self._kept = [
                 each
                 for each in self._kept
-                if each[0][each[1]] is not each[2]
-                or not (each[3] is None or torch.equal(each[2], each[3]))
+                if each[0][each[1]] is not each[2] or not torch.equal(each[3], each[4])
             ]
 
 
-def _shares_elements(tensor: Any) -> bool:
-    """Say whether several elements are one place of memory, as in an expanded tensor."""
+def _own_elements(tensor: Any) -> Any:
+    """Return the part of an expanded tensor whose elements each have memory of their own."""
     import torch
 
-    if tensor.layout is not torch.strided:
-        return False
-    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.layout is torch.strided:
+        for axis, (n, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            tensor = tensor.narrow(axis, 0, 1) if n > 1 and not step else tensor
+    return tensor
 
 
 def _tensor_of(value: Array) -> Any:

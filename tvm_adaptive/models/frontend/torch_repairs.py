@@ -167,7 +167,7 @@ def _nearest_by_factor(graph: Any, node: Any) -> None:
     source, _, given = (*node.args, None)[:3]
     if given is None:
         return
-    extents = list(zip(extents_of(source)[2:], extents_of(node)[2:], strict=True))
+    extents = list(zip(extents_of_node(source)[2:], extents_of_node(node)[2:], strict=True))
     # PyTorch divides by a factor unless the extent is doubled or stays.
     factors = [
         after / before if after in (before, 2 * before) else given[axis]
@@ -244,7 +244,7 @@ def _own_divisor(node: Any) -> str:
 
 def _uneven_nearest(node: Any) -> str:
     """TVM takes the nearest place, PyTorch the one below; they agree for whole factors."""
-    pairs = zip(extents_of(node.args[0])[2:], extents_of(node)[2:], strict=True)
+    pairs = zip(extents_of_node(node.args[0])[2:], extents_of_node(node)[2:], strict=True)
     return "which places are nearest" if any(after % before for before, after in pairs) else ""
 
 
@@ -252,10 +252,12 @@ def _own_factors(node: Any) -> str:
     """Where the result's extent is rounded, the factor that is given is not their ratio."""
     _, _, is_aligned, factors = (*node.args, None)[:4]
     if is_aligned:  # TVM divides by the number of places but one
-        return "a single place" if 1 in extents_of(node)[2:] else ""
+        return "a single place" if 1 in extents_of_node(node)[2:] else ""
     if not factors:
         return ""
-    triples = zip(extents_of(node.args[0])[2:], factors, extents_of(node)[2:], strict=True)
+    triples = zip(
+        extents_of_node(node.args[0])[2:], factors, extents_of_node(node)[2:], strict=True
+    )
     is_exact = all(before * factor == after for before, factor, after in triples)
     return "" if is_exact else "its factors"
 
@@ -280,7 +282,7 @@ def _whole_power(node: Any) -> str:
 
 def _several_images(node: Any) -> str:
     """TVM normalises each image by itself."""
-    return "that images share their mean" if extents_of(node.args[0])[0] > 1 else ""
+    return "that images share their mean" if extents_of_node(node.args[0])[0] > 1 else ""
 
 
 def _multiplied_indices(node: Any) -> str:
@@ -290,7 +292,7 @@ def _multiplied_indices(node: Any) -> str:
     if len(places) < 2 or len(places) == len(indices):
         return ""
     # A column and a row, which are multiplied out in truth.
-    first, *rest = (extents_of(indices[place]) for place in places)
+    first, *rest = (extents_of_node(indices[place]) for place in places)
     is_grid = len(rest) == 1 and first[1:] == [1] and rest[0][:-1] in ([], [1])
     is_adjacent = places == list(range(places[0], len(indices)))
     return "" if is_grid and is_adjacent else "which indices belong together"
@@ -299,10 +301,12 @@ def _multiplied_indices(node: Any) -> str:
 def _placed_values(node: Any) -> str:
     """TVM reads values in the order of the indices, of which it takes one for each axis."""
     data, indices, values, *accumulates = node.args
-    is_whole = len(indices) == len(extents_of(data)) and all(each is not None for each in indices)
+    is_whole = len(indices) == len(extents_of_node(data)) and all(
+        each is not None for each in indices
+    )
     if not any(accumulates) and is_whole:
-        shape = np.broadcast_shapes(*(tuple(extents_of(each)) for each in indices))
-        if tuple(extents_of(values)) == shape:
+        shape = np.broadcast_shapes(*(tuple(extents_of_node(each)) for each in indices))
+        if tuple(extents_of_node(values)) == shape:
             return ""
     return "where its values belong"
 
@@ -310,10 +314,10 @@ def _placed_values(node: Any) -> str:
 def _smaller_index(node: Any) -> str:
     """TVM takes the other axes of data and index to have the same extents."""
     data, axis, index, source = node.args
-    before, after = extents_of(data), extents_of(index)
+    before, after = extents_of_node(data), extents_of_node(index)
     del before[axis], after[axis]
     is_number = isinstance(source, int | float)
-    is_alike = before == after and (is_number or extents_of(source) == extents_of(index))
+    is_alike = before == after and (is_number or extents_of_node(source) == extents_of_node(index))
     return "" if is_alike else "where its values belong"
 
 
@@ -349,6 +353,6 @@ _MISREAD: dict[str, Callable[[Any], str]] = {
 }
 
 
-def extents_of(node: Any) -> list[int]:
+def extents_of_node(node: Any) -> list[int]:
     """Return the extents of a graph's value."""
     return list(node.meta["val"].shape)

@@ -30,7 +30,7 @@ class PlayoffOptions:
     top_k: int = 3  # records in one play-off batch
     n_qualifiers: int = 0  # records that compete in short timings for the first batch
     qualifying_sec: float = 5.0
-    prefetch: bool = True  # also time forms of the winner that prefetch weights
+    prefetch: bool = True  # also time variants of the winner that prefetch weights
     timeout_sec: float = CALL_TIMEOUT_SEC
     reference_timeout_sec: float = REFERENCE_TIMEOUT_SEC
     max_sec: float = 5.0  # for the timings of one batch
@@ -47,7 +47,7 @@ class PlayoffOptions:
 class Finalist:
     """A record in a play-off and its result."""
 
-    record: TuningRecord  # as it was recorded, or its form that prefetches weights
+    record: TuningRecord  # as it was recorded, or its variant that prefetches weights
     recorded_sec: float  # its mean time while tuning, seconds
     playoff_sec: float = math.nan  # its time in the play-off, seconds; NaN if it was not timed
     stderr_sec: float = math.nan  # standard error of ``playoff_sec``

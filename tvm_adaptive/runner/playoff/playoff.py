@@ -56,7 +56,7 @@ _QUALIFY_FACTOR = 2.0
 _BUILD_BATCH = 8
 # All arguments of all qualifiers stay loaded in one process.
 _QUALIFIERS_BYTES = 1 << 30
-# Less time does not tell apart forms that differ by a tenth.
+# Less time does not tell apart variants that differ by a tenth.
 _LEAST_PREFETCH_SEC = 1.0
 
 
@@ -295,18 +295,18 @@ def _time(entries: Sequence[Entry], verifier: Verifier, max_sec: float) -> tuple
 
 
 def _try_prefetching(winner: Entry, verifier: Verifier) -> Entry | None:
-    """Give the winner its form that prefetches weights if faster; None if it fails beside it."""
+    """Give the winner its variant that prefetches weights if faster; None if it fails beside it."""
     finalist, max_sec = winner.finalist, verifier.options.max_sec
     if winner.timed is None or winner.timed.device_type != "cpu" or max_sec < _LEAST_PREFETCH_SEC:
         return winner
     try:
         records = hinted(finalist.record, winner.timed.weights)
     except Exception:  # prefetching saves a tenth at best and must not cost the play-off
-        logger.warning("The winner gets no form that prefetches weights", exc_info=True)
+        logger.warning("The winner gets no variant that prefetches weights", exc_info=True)
         return winner
-    forms = [Entry(Finalist(record, finalist.recorded_sec)) for record in records]
-    verifier.build_timed(forms)
-    fit = [form for form in forms if form.is_fit]
+    variants = [Entry(Finalist(record, finalist.recorded_sec)) for record in records]
+    verifier.build_timed(variants)
+    fit = [each for each in variants if each.is_fit]
     if not (fit := verifier.with_equal_results(winner, fit)):
         return None if finalist.disqualified else winner
     best, _ = _time([winner, *fit], verifier, max_sec / 2)

@@ -191,7 +191,7 @@ class Verifier:
 
     def with_equal_results(self, winner: Entry, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that compute exactly what a winner does, which may fail itself."""
-        path, seed = f"{self._reference}-form", self.options.seed
+        path, seed = f"{self._reference}-variant", self.options.seed
         if not entries:
             return []
         error = self._call(run_reference, (winner.timed, seed, path)).error

@@ -187,7 +187,7 @@ def finalists_of_store(
 def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> FinalistReport:
     """Let what an earlier play-off has proven win, unless this one has timed something faster."""
     if mine.proven is not None:
-        key = _key_of(mine.proven.record)  # the same of its form that prefetches
+        key = _key_of(mine.proven.record)  # the same of its variant that prefetches
         again = [each for each in held.finalists if _key_of(each.record) == key]
         secs = [mean_sec(each) for each in mine.records if _key_of(each) == key]  # this run's
         is_lost = any(each.is_refuted for each in again)
