@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from benchmarks.plan import RunSpec
 from benchmarks.regret import regret_of
 from benchmarks.remeasure import Effort, Timer
 
+ROOT = Path(__file__).parents[2]
 Spec = Callable[..., RunSpec]
 Write = Callable[..., Path]
 TIMERS = tuple[dict[str, Timer], dict[str, str]]
@@ -98,6 +100,20 @@ def test_the_quick_form_times_all_that_was_ever_the_best(
     timed, _ = read_rounds(out / "te-C2D" / "neutral.jsonl")
     assert {"stock/0/32", "stock/0/final", "stock/0/final-3", "default/0/96"} <= set(timed)
     assert {len(each) for each in timed.values()} == {2}
+
+
+def test_the_page_has_the_regret_that_the_command_prints() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    (line,) = (each for each in page.splitlines() if each.startswith("| regret: what is deployed"))
+    published = [cell.strip() for cell in line.strip("|").split("|")[1:]]
+    (head,) = (each for each in page.splitlines() if each.startswith("| | GMM | CBR |"))
+    names = [cell.strip() for cell in head.strip("|").split("|")[1:]]
+    for name, cell in zip(names, published, strict=True):
+        folder = ROOT / "benchmarks" / "results" / "operators-anew" / f"te-{name.replace(':', '-')}"
+        timed, _ = read_rounds(folder / "regret-long.jsonl")
+        row = regret.row_of(f"te:{name}", "long/0", math.nan, timed, 0)
+        interval = "" if row[4] in {"-", "1.000 to 1.000"} else f" ({row[4]})"
+        assert cell == f"{row[3]}{interval}", name
 
 
 def test_regret_is_of_what_was_deployed_and_luck_does_not_choose_the_best(
