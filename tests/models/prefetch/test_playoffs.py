@@ -1,4 +1,4 @@
-"""A play-off's winner in forms that prefetch its weights."""
+"""A play-off's winner in variants that prefetch its weights."""
 
 from __future__ import annotations
 
@@ -99,20 +99,20 @@ def test_the_fastest_form_stands_for_the_winner(
     assert reported["candidates"][0]["prefetches"] == (hint is not None)
 
 
-def test_forms_are_timed_as_they_will_run(builder: Any, pool: WorkerPool) -> None:
+def test_variants_are_timed_as_they_will_run(builder: Any, pool: WorkerPool) -> None:
     report = play(builder, pool)
     assert report.winner is not None
     assert report.winner.playoff_sec > 0
     assert report.winner.stderr_sec >= 0
 
 
-def test_a_winner_that_crashes_beside_its_forms_does_not_win(
+def test_a_winner_that_crashes_beside_its_variants_does_not_win(
     builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = verifier.run_reference
 
     def crash(kernel: Any, seed: int, path: str) -> None:
-        if path.endswith("-form"):
+        if path.endswith("-variant"):
             os.abort()
         kept(kernel, seed, path)
 
@@ -149,11 +149,11 @@ def test_a_record_that_no_hint_can_be_given_wins_all_the_same(
 def test_a_form_with_other_results_cannot_win(
     builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forms = playoff.hinted
+    variants_of = playoff.hinted
 
     def with_a_wrong_one(record: Any, weights: tuple[int, ...]) -> list[Any]:
         mod = product(sign=-1)
-        return [record_of_schedule(tiled(mod, ROWS_INSIDE), mod), *forms(record, weights)]
+        return [record_of_schedule(tiled(mod, ROWS_INSIDE), mod), *variants_of(record, weights)]
 
     monkeypatch.setattr(playoff, "hinted", with_a_wrong_one)
     monkeypatch.setattr(playoff, "play_rounds", decided_by([0], [2, 1, 0]))
@@ -162,17 +162,17 @@ def test_a_form_with_other_results_cannot_win(
     assert "1:65536" in str(report.winner.record.trace), "the wrong one is not among the three"
 
 
-def test_a_winner_that_fails_beside_its_forms_does_not_win(
+def test_a_winner_that_fails_beside_its_variants_does_not_win(
     builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time_them = playoff._time
 
-    def fail_beside_forms(entries: Any, *limits: Any) -> Any:
+    def fail_beside_variants(entries: Any, *limits: Any) -> Any:
         if len(entries) > 1:
             entries[0].finalist.disqualified = "crash: seldom"
         return time_them(entries, *limits)
 
-    monkeypatch.setattr(playoff, "_time", fail_beside_forms)
+    monkeypatch.setattr(playoff, "_time", fail_beside_variants)
     monkeypatch.setattr(playoff, "play_rounds", decided_by([0], [1, 2, 0]))
     report = play(builder, pool)
     assert report.winner is None
