@@ -117,17 +117,18 @@ def plan(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         runs.append((f"{each.label}-cold", each, NO_STORE, options.budget))
         runs.append((f"{each.label}-warm", each, f"{store}.{each.label}", warm_sec))
     for number, (name, what, used, budget_sec) in enumerate(runs):
+        is_warm = used not in (store, NO_STORE)
         yield {
             "name": name,
             "network": what.network,
             "sizes": dict(what.sizes),
             "store": used,
-            "knows": store if used not in (store, NO_STORE) else "",
+            "knows": store if is_warm else "",
             "budget_sec": budget_sec,
             "seed": options.seed + number,
             "out": str(options.out / name),
             # Made anew if the network or the budget of what it knows changes.
-            **({"of": [options.network, options.budget]} if used not in (store, NO_STORE) else {}),
+            **({"of": [options.network, options.budget]} if is_warm else {}),
         }
 
 

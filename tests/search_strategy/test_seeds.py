@@ -66,14 +66,19 @@ def test_without_relatives_a_task_may_begin_at_random(make_task, make):
     assert event["n_random"] == event["n_candidates"]
 
 
-def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, transfer_pool):
+@pytest.fixture
+def donor(make, transfer_pool):
+    """A task whose best are those of an earlier run, for one of the same extents."""
     donor = make(0)
     for _ in range(2):
         donor.round()
     family = donor.proposer.family
     transfer_pool.remember(family, "gmm", donor.proposer.elite_records())
-    # A later run of the first task.
     transfer_pool.tell(family, "gmm", [])
+    return donor
+
+
+def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, donor):
     journal = MemoryJournal()
     later = make(0, journal)
     python_side(later.strategy).limit_next_batch(4)
@@ -131,13 +136,8 @@ def test_a_seed_that_the_compiler_corrects_is_made_once_and_stays_a_seed(make, m
     assert (proposer._seeds, len(asked)) == (first, n_asked)
 
 
-def test_seeds_of_one_program_are_sent_once(make, transfer_pool, monkeypatch):
-    donor = make(0)
-    for _ in range(2):
-        donor.round()
-    family = donor.proposer.family
-    transfer_pool.remember(family, "gmm", donor.proposer.elite_records())
-    transfer_pool.tell(family, "gmm", [])
+@pytest.mark.usefixtures("donor")
+def test_seeds_of_one_program_are_sent_once(make, monkeypatch):
     later = make(0)
     sketches = later.proposer.candidates.sketches
     replay = sketches.replay
