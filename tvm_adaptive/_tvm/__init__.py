@@ -472,19 +472,20 @@ def _own_logging() -> Iterator[None]:
     level = (logger.level if is_chosen else printing[0].level) or logging.WARNING
     # MetaSchedule knows levels with a name only.
     logger.setLevel(min((each for each in _LEVELS if each >= level), default=logging.CRITICAL))
-    own = [each for each in logger.handlers if is_foreign(each)]
-    for handler in own:
+    foreign = [each for each in logger.handlers if is_foreign(each)]
+    for handler in foreign:
         logger.removeHandler(handler)
-    everywhere: Any = logging  # its lists of all handlers, the first of weak references
-    known = [each for each in everywhere._handlerList if (found := each()) and is_foreign(found)]
-    named = {name: each for name, each in everywhere._handlers.items() if is_foreign(each)}
-    everywhere._handlerList[:] = [each for each in everywhere._handlerList if each not in known]
+    # What Python closes: its weak references to all handlers, and those with names.
+    module: Any = logging
+    references = [each for each in module._handlerList if (found := each()) and is_foreign(found)]
+    named = {name: each for name, each in module._handlers.items() if is_foreign(each)}
+    module._handlerList[:] = [each for each in module._handlerList if each not in references]
     try:
         yield
     finally:
-        everywhere._handlerList[:0] = known
-        everywhere._handlers.update(named)
-        for handler in own:
+        module._handlerList[:0] = references
+        module._handlers.update(named)
+        for handler in foreign:
             logger.addHandler(handler)
 
 
