@@ -1,4 +1,5 @@
 import argparse
+import dataclasses
 import errno
 import io
 import json
@@ -221,6 +222,19 @@ def test_the_report_says_what_the_budget_was_too_short_for():
     assert "left out      nothing is tuned" in lines
 
 
+def test_the_report_tells_only_what_is_in_the_library():
+    drafted = TaskOutcome("small", 1.0, 0, 0, 1e-4, in_network=True, group="g", form="winograd")
+    report = make_report(tasks=(*make_report().tasks, drafted))
+    text = "\n".join(summary_lines(report))
+    assert "drafted       1 of 3 tasks" in text
+    assert "forms         winograd 1" in text
+    report = dataclasses.replace(report, is_compiled=False, failure="the linker found no room")
+    text = "\n".join(summary_lines(report))
+    assert "drafted" not in text
+    assert "forms" not in text
+    assert "left out      the tuned library could not be made: the linker found no room" in text
+
+
 def test_the_last_line_says_why_a_search_ended_early():
     text = "stopped after 212 of 600 s: nothing left"
     assert summary_lines(make_report(stopped=text))[-1] == text
@@ -253,6 +267,7 @@ def test_a_program_counts_from_its_start(monkeypatch):
         ({}, 0),
         ({"comparison": Comparison(0.5, 0.01, 1.0, 1.0, False)}, 1),
         ({"comparison": None}, 1),
+        ({"is_compiled": False, "failure": "the linker found no room"}, 1),
         ({"comparison": None, "shortfall": "no time was left to run net.so"}, 0),
         ({"interrupted": True, "comparison": None}, 130),
     ],

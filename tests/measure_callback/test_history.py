@@ -187,3 +187,23 @@ def test_a_library_is_known_until_another_takes_its_place(
     is_replaced = LIBRARY in [event for events in later for event in events]
     if stays and not is_replaced:
         assert history.runs_since == {f"later{place}" for place in range(len(later))}
+
+
+def test_the_seconds_of_a_killed_search_count(tmp_path: Path) -> None:
+    def begun(run_id: str) -> list[dict[str, Any]]:
+        tasks = {"event": "tasks", "time_sec": 1.0, "tasks": []}
+        first, *others = attempt(run_id, 1, [2.0])
+        return [first, tasks, *others]
+
+    path = write(tmp_path / "journal.jsonl", *begun("a"))  # killed 4.5 s after its search began
+    history = read_history(path)
+    assert (history.open_search_sec, dict(history.stage_secs)) == (4.5, {})
+    write(path, *begun("b"), {"event": "stage", "time_sec": 7.5, "stage": "search", "seconds": 6.5})
+    history = read_history(path)
+    assert (history.open_search_sec, dict(history.stage_secs)) == (0.0, {"search": 11.0})
+    # Where the search had no time to begin, what follows is none of it.
+    tasks = {"event": "tasks", "time_sec": 1.0, "tasks": []}
+    write(path, {"event": "journal", "time_sec": 0.0}, tasks)
+    write(path, {"event": "stage", "time_sec": 5.0, "stage": "compile", "seconds": 3.0})
+    history = read_history(path)
+    assert dict(history.stage_secs) == {"search": 11.0, "compile": 3.0}

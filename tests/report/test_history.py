@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_run, read_runs
+from tvm_adaptive.tuning.inspect import shown_comparison, shown_tasks
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.values.roofline import Roofline
 
@@ -119,6 +122,41 @@ def test_what_another_machine_measured_is_forgotten(write_run: WriteRun) -> None
     history = read_run(folder)
     assert (history.comparison, history.roofline, history.last_report) == (None, None, None)
     assert history.peers == ()
+
+
+def test_a_library_that_was_not_compared_has_no_ratio(tmp_path: Path) -> None:
+    found = dataclasses.asdict(Comparison(0.5, 0.01, 0.0, 0.0, agree=True))
+    for run_id, is_compared in (("first", True), ("resumed", False)):
+        with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+            journal.write("run", what="net", resumed=run_id != "first", run_id=run_id)
+            journal.write("library", tuned=True)
+            if is_compared:
+                journal.write("comparison", **found)
+            journal.write("report", interrupted=False, comparison=found if is_compared else None)
+        comparisons = read_run(tmp_path).comparison, shown_comparison(tmp_path)
+        assert [each is not None for each in comparisons] == [is_compared] * 2
+        assert shown_tasks(tmp_path) == []  # it had no search
+
+
+def test_the_rest_of_a_search_counts_all_attempts(tmp_path: Path) -> None:
+    def attempt(*events: dict[str, Any]) -> list[dict[str, Any]]:
+        beginning = [
+            {"event": "journal", "time_sec": 0.0},
+            {"event": "run", "time_sec": 0.0, "what": "net", "resumed": True},
+            {"event": "tasks", "time_sec": 1.0, "tasks": []},
+        ]
+        return [*beginning, *events]
+
+    killed = attempt(
+        {"event": "round", "time_sec": 61.0, "task": "t", "evolve_sec": 60.0},
+        {"event": "build", "time_sec": 91.0, "seconds": 30.0},
+        {"event": "slot-end", "time_sec": 101.0, "task": "t", "seconds": 100.0},
+    )
+    running = attempt({"event": "build", "time_sec": 11.0, "seconds": 5.0})
+    lines = "\n".join(map(json.dumps, [*killed, *running]))
+    (tmp_path / "journal.jsonl").write_text(f"{lines}\n")
+    # 100 s and 10 s of searches, of which 95 s have a name.
+    assert read_run(tmp_path).search_secs()["rest of the search"] == pytest.approx(15.0)
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Check:
         self.forms: dict[str, FormKey] = {}
         self.coverage = self.shortfall = self.failure = ""
         self.covered = Coverage({}, {}, {})
-        self.n_tuned = 1
+        self.n_tuned, self.is_compiled = 1, True
 
     def __enter__(self) -> Check:
         return self

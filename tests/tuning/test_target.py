@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+from typing import NamedTuple
 
 import pytest
 
 from tvm_adaptive._tvm import Target, device
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning import target as targets
 from tvm_adaptive.tuning.config import MeasureConfig
 from tvm_adaptive.tuning.target import describe_target, resolve_target, rpc_config_of
 from tvm_adaptive.workers.cores import usable_physical_cores
@@ -110,6 +112,24 @@ def test_cuda_without_a_gpu_says_what_was_looked_for():
         return
     with pytest.raises(InvalidOptionError, match=r"cuda:0.*nvidia-smi.*sm_90"):
         resolve_target("cuda")
+
+
+def test_cuda_is_the_gpu_that_measures(monkeypatch):
+    class Device(NamedTuple):
+        kind: str
+        index: int
+
+        @property
+        def exist(self) -> bool:
+            return self.index < 2
+
+    tags = ["nvidia/geforce-rtx-2080-ti", "nvidia/geforce-rtx-3090"]
+    monkeypatch.setattr(targets, "device", Device)
+    monkeypatch.setattr(Target, "from_device", lambda gpu: Target(tags[gpu.index]))
+    assert resolve_target("cuda").attrs["arch"] == "sm_75"
+    assert resolve_target("cuda", device_index=1).attrs["arch"] == "sm_86"
+    with pytest.raises(InvalidOptionError, match=r"NVIDIA GPU 2 .*cuda:2.*nvidia-smi"):
+        resolve_target("cuda", device_index=2)
 
 
 @pytest.mark.parametrize(

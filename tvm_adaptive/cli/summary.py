@@ -24,27 +24,12 @@ def print_report(report: TuneReport, console: Console) -> None:
 
 def summary_lines(report: TuneReport) -> list[str]:
     """Return the report below the table of tasks, line by line."""
-    lines = [f"{report.what} on {report.target}"]
-    if report.comparison is not None:
-        # What the user asks first: does it beat what they have?
-        lines = peer_lines(report.comparison.peers) + lines
-        lines += comparison_lines(report.comparison)
-        if report.shortfall:
-            lines.append(f"left out      {report.shortfall}")
-    elif report.interrupted:
-        lines.append(
-            "interrupted: all results are kept; tasks that were not checked stay untuned "
-            f"until --resume {report.work_dir} or apply {report.work_dir} checks them"
-        )
-    elif report.shortfall:
-        lines.append(f"not compared: {report.shortfall}")
-    else:
-        lines.append("the tuned result could not be run; see the journal")
+    lines = _result_lines(report)
     if math.isfinite(report.weighted_sec):
         lines.append(f"sum of tasks  {report.weighted_sec * 1e3:.3f} ms")
     if report.coverage:
         lines.append(f"coverage      {report.coverage}")
-    if forms := _forms_text(report):
+    if forms := _forms_text(report) if report.is_compiled else "":
         lines.append(f"forms         {forms}")
     used = [task for task in report.tasks if task.is_used]
     if n_missed := sum(math.isinf(task.best_sec) and not task.n_trials for task in used):
@@ -53,7 +38,8 @@ def summary_lines(report: TuneReport) -> list[str]:
             f"--resume {report.work_dir} with more --budget and --trials, where it had them, "
             "reaches them"
         )
-    if n_drafted := sum(task.in_network and not task.n_trials for task in report.tasks):
+    n_drafted = sum(task.in_network and not task.n_trials for task in used)
+    if n_drafted and report.is_compiled:
         lines.append(
             f"drafted       {n_drafted} of {len(used)} tasks, which had no trial and run "
             "with a schedule that suits the processor"
@@ -68,6 +54,29 @@ def summary_lines(report: TuneReport) -> list[str]:
         lines.append(f"library       {report.library}")
     if report.stopped:
         lines.append(report.stopped)
+    return lines
+
+
+def _result_lines(report: TuneReport) -> list[str]:
+    """Say what was tuned, and how the result compares."""
+    lines = [f"{report.what} on {report.target}"]
+    if report.comparison is not None:
+        # What the user asks first: does it beat what they have?
+        lines = peer_lines(report.comparison.peers) + lines
+        lines += comparison_lines(report.comparison)
+        if report.shortfall:
+            lines.append(f"left out      {report.shortfall}")
+        if report.failure:
+            lines.append(f"left out      the tuned library could not be made: {report.failure}")
+    elif report.interrupted:
+        lines.append(
+            "interrupted: all results are kept; tasks that were not checked stay untuned "
+            f"until --resume {report.work_dir} or apply {report.work_dir} checks them"
+        )
+    elif report.shortfall:
+        lines.append(f"not compared: {report.shortfall}")
+    else:
+        lines.append("the tuned result could not be run; see the journal")
     return lines
 
 

@@ -162,7 +162,7 @@ def exit_code(report: TuneReport) -> int:
     if report.comparison is None:
         # Without time to compare, the result contains only checked records, or none.
         return EXIT_OK if report.shortfall else EXIT_BAD_RESULT
-    return EXIT_OK if report.comparison.agree else EXIT_BAD_RESULT
+    return EXIT_OK if report.comparison.agree and not report.failure else EXIT_BAD_RESULT
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

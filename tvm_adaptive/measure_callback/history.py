@@ -70,6 +70,8 @@ class History:
     stage_secs: defaultdict[str, float] = dataclasses.field(
         default_factory=lambda: defaultdict(float)
     )
+    open_search_sec: float = 0.0  # of the search that has not ended
+    _search_start_sec: float | None = None  # when it began
     _keys: dict[str, str] = dataclasses.field(default_factory=dict)  # of tasks' workloads, by name
 
     @property
@@ -82,6 +84,7 @@ class History:
         self.tasks.clear()
         self.errors.clear()
         self.stage_secs.clear()
+        self._search_start_sec, self.open_search_sec = None, 0.0
         self.report = self.library_report = None
         self.spent_sec = self.before_sec = 0.0
 
@@ -111,49 +114,32 @@ class History:
         """Apply an event of the journal."""
         kind = event["event"]
         if kind == "journal":
+            self._end_search()  # of a killed attempt
             self.before_sec = self.spent_sec
             self.n_attempts += 1
             self.report = None
         at_sec = self.before_sec + float(event.get("time_sec") or 0.0)
         self.spent_sec = max(self.spent_sec, at_sec)
+        if self._search_start_sec is not None:
+            self.open_search_sec = max(0.0, at_sec - self._search_start_sec)
         if kind == "run":
-            self.run = event
-            if event.get("resumed") is False:  # another run in the same folder is none of it
-                self.forget_times()
-                self.run_ids.clear()
-                self.runs_since.clear()
-                self.model = None
-                self.n_attempts = 1
-            self.run_ids.add(str(event.get("run_id", "")))
-            self.runs_since.add(str(event.get("run_id", "")))
-            environment = Environment.from_fields(event)
-            if differences(self.environment, environment):
-                self.forget_times()
-            self.environment = environment
-            # The program's start and the model's reading come before the journal.
-            lead_sec = float(event.get("elapsed_sec") or 0.0) - float(event.get("time_sec") or 0.0)
-            self.before_sec = max(self.before_sec, lead_sec)
+            self._begin_run(event)
         elif kind == "model":
             self.model = event
         elif kind == "tasks":
             known = [each for each in event["tasks"] if "workload_key" in each]
             self.keep_tasks({str(each["name"]): str(each["workload_key"]) for each in known})
+            self._search_start_sec = at_sec
         elif kind == "measured":
-            latencies_ms = [
-                math.nan if value is None else float(value) for value in event["latencies_ms"]
-            ]
-            task = self._task(event)
-            task.add_latencies(latencies_ms)
-            task.weight = float(event.get("weight") or 1.0)
-            task.flop = event.get("flop")
-            task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)
-            self.errors.update(event.get("errors") or {})
+            self._take_trials(event)
         elif kind == "slot-end":
             task = self._task(event)
             # When a run ends, each task that is left has a slot without a batch.
             task.n_slots += event.get("n_rounds") != 0
             task.spent_sec += float(event.get("seconds") or 0.0)
         elif kind == "stage":
+            # The search's own, or of what follows one that never began.
+            self._search_start_sec, self.open_search_sec = None, 0.0
             self.stage_secs[str(event["stage"])] += float(event["seconds"])
         elif kind == "library":
             self.library_report = None
@@ -162,6 +148,41 @@ class History:
             if event.get("comparison") is not None:
                 self.library_report = event
                 self.runs_since.clear()
+
+    def _begin_run(self, event: dict[str, Any]) -> None:
+        self.run = event
+        if event.get("resumed") is False:  # another run in the same folder is none of it
+            self.forget_times()
+            self.run_ids.clear()
+            self.runs_since.clear()
+            self.model = None
+            self.n_attempts = 1
+        self.run_ids.add(str(event.get("run_id", "")))
+        self.runs_since.add(str(event.get("run_id", "")))
+        environment = Environment.from_fields(event)
+        if differences(self.environment, environment):
+            self.forget_times()
+        self.environment = environment
+        # The program's start and the model's reading come before the journal.
+        lead_sec = float(event.get("elapsed_sec") or 0.0) - float(event.get("time_sec") or 0.0)
+        self.before_sec = max(self.before_sec, lead_sec)
+
+    def _take_trials(self, event: dict[str, Any]) -> None:
+        latencies_ms = [
+            math.nan if value is None else float(value) for value in event["latencies_ms"]
+        ]
+        task = self._task(event)
+        task.add_latencies(latencies_ms)
+        task.weight = float(event.get("weight") or 1.0)
+        task.flop = event.get("flop")
+        task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)
+        self.errors.update(event.get("errors") or {})
+
+    def _end_search(self) -> None:
+        """Count the seconds of a killed search, which has written no stage."""
+        if self.open_search_sec > 0:
+            self.stage_secs["search"] += self.open_search_sec
+        self._search_start_sec, self.open_search_sec = None, 0.0
 
     def _task(self, event: dict[str, Any]) -> TaskHistory:
         name = str(event["task"])

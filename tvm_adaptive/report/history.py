@@ -57,7 +57,6 @@ class RunHistory(History):
     # (seconds, milliseconds): the sum of the tasks' best latencies
     curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     slots: list[PlayedSlot] = dataclasses.field(default_factory=list)
-    slot_sec: float = 0.0  # seconds of all slots
     # Events of the search, the model, the runner and of remote devices.
     rounds: list[Event] = dataclasses.field(default_factory=list)
     forecasts: list[Event] = dataclasses.field(default_factory=list)
@@ -84,7 +83,7 @@ class RunHistory(History):
 
     def search_secs(self) -> dict[str, float]:
         """Return the seconds of proposing, building and measuring, and of the rest."""
-        search_sec = self.stage_secs.get("search", self.slot_sec)
+        search_sec = self.stage_secs.get("search", 0.0) + self.open_search_sec
         rest_sec = max(0.0, search_sec - sum(self.part_secs.values()))
         return {**self.part_secs, "rest of the search": rest_sec}
 
@@ -183,10 +182,9 @@ class RunHistory(History):
         opened = self._open.pop(str(event["task"]), {})
         if self.now is opened:
             self.now = None
-        seconds = float(event.get("seconds") or 0.0)
-        self.slot_sec += seconds
         if not self.keeps_all:
             return
+        seconds = float(event.get("seconds") or 0.0)
         best_ms = event.get("best_ms")
         self.slots.append(
             PlayedSlot(
@@ -210,6 +208,9 @@ class RunHistory(History):
             if not self.keeps_all:
                 self.curve.clear()
             self.curve.append((event["time_sec"], float(weighted_ms)))
+
+    def _add_library(self, _event: Event) -> None:
+        self.comparison = None  # of the library before it
 
     def _add_comparison(self, event: Event) -> None:
         self.comparison = Comparison.from_fields(event)

@@ -233,7 +233,8 @@ def _opened(
     """Own the directory, open the journal, catch interrupts while inside."""
     check_choices("layout", config.layout, LAYOUTS)
     farm = farm_of(config)
-    resolved = resolve_target(target, is_here=farm is None)
+    device_index = config.measure.device_indices[0]
+    resolved = resolve_target(target, is_here=farm is None, device_index=device_index)
     check_compiler(farm)
     check_disk_space(out_dir)
     with (

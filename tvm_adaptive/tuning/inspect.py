@@ -55,7 +55,7 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
         ]
 
     tasks = _last_event(work_dir, "tasks", parse)
-    if not tasks and shown_comparison(work_dir) is not None:
+    if not tasks and _last_event(work_dir, "report", bool):
         return []  # a budget for no search, or nothing to tune
     if not tasks:
         raise InvalidOptionError(
@@ -67,12 +67,15 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
 
 
 def shown_comparison(work_dir: Path) -> Comparison | None:
-    """Return what the tuned network was last compared with; None before that."""
-    return _last_event(work_dir, "comparison", Comparison.from_fields)
+    """Return the comparison of the library that is there; None if it was not compared."""
+    return _last_event(work_dir, "comparison", Comparison.from_fields, ended_by="library")
 
 
 def _last_event(
-    work_dir: Path, kind: str, parse: Callable[[dict[str, Any]], _Parsed]
+    work_dir: Path,
+    kind: str,
+    parse: Callable[[dict[str, Any]], _Parsed],
+    ended_by: str = "",  # the kind of event after which it no longer holds
 ) -> _Parsed | None:
     """Return the last event of a kind in a run's journal, parsed; None without one."""
     found: list[_Parsed] = []
@@ -84,6 +87,8 @@ def _last_event(
             before, environment = environment, Environment.from_fields(event)
             if event.get("resumed") is False or differences(before, environment):
                 found.clear()  # it is another run's, or another machine's
+        if event["event"] == ended_by:
+            found.clear()
         if event["event"] == kind:
             found[:] = [parse(event)]
 

@@ -20,13 +20,14 @@ class TaskOutcome:
         Calls per inference.
     best_sec : float
         The winner's time: from its play-off if it was timed in one, else the fastest
-        recorded; infinite when no trial succeeded.
+        recorded; without a trial, that of one call within the network; infinite without a
+        result.
     played_off : bool
         Whether a play-off of this run, or an earlier run, has checked the outputs of the
         record with ``best_sec``.
     in_network : bool
-        Whether they were checked within the network instead. If neither is true, the task
-        stays untuned.
+        Whether they were checked within the network instead, by this run or an earlier one. If
+        neither is true, the task stays untuned.
     n_disqualified : int
         Finalists that computed something else than the untuned function, or crashed.
     group, form : str
@@ -174,6 +175,12 @@ class TuneReport:
     shortfall : str
         What the budget was too short for, or why there is no comparison, in words; empty
         otherwise.
+    is_compiled : bool
+        Whether the library is compiled with ``database_dir``. Otherwise it is an earlier
+        attempt's or untuned, or there is none.
+    failure : str
+        The error of TVM, the linker or the disk because of which it is not, in words; empty
+        otherwise.
     stopped : str
         Seconds of the run, and why its search ended before they were spent, in words; empty
         otherwise.
@@ -194,6 +201,8 @@ class TuneReport:
     interrupted: bool
     shortfall: str = ""
     stopped: str = ""
+    is_compiled: bool = True
+    failure: str = ""
 
     @property
     def n_trials(self) -> int:

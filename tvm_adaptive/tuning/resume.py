@@ -155,7 +155,9 @@ def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
 
 def _is_from_here(options: RunOptions, history: History) -> bool:
     """Return True unless the run's times are known to be another machine's."""
-    here = environment_of(resolve_target(options.target), options.config)
+    index = options.config.measure.device_indices[0]
+    target = resolve_target(options.target, device_index=index)
+    here = environment_of(target, options.config)
     return not differences(history.environment, here)
 
 

@@ -269,7 +269,9 @@ def open_session(
     """Own the directory, open store and journal, catch interrupts while inside."""
     config, work_dir = options.config, Path(options.work_dir)
     farm = farm_of(config)
-    target = resolve_target(options.target, is_here=farm is None)
+    target = resolve_target(
+        options.target, is_here=farm is None, device_index=config.measure.device_indices[0]
+    )
     _check_devices(config, target)
     check_compiler(farm)
     check_disk_space(work_dir)

@@ -24,12 +24,13 @@ _PROCESSOR_KEYS = {"mcpu", "mattr", "mtriple"}
 _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 
 
-def resolve_target(spec: TargetLike, *, is_here: bool = True) -> Target:
+def resolve_target(spec: TargetLike, *, is_here: bool = True, device_index: int = 0) -> Target:
     """Return the target of a user's specification.
 
     None, or a text or mapping of kind llvm that names no processor, means this machine's, unless
     code runs elsewhere (``is_here``). A ``Target`` stays what it is: TVM compiles one without
-    ``mcpu`` for every processor of its architecture, on x86-64 without AVX.
+    ``mcpu`` for every processor of its architecture, on x86-64 without AVX. "cuda" means the GPU
+    of ``device_index``.
     """
     name = spec.strip() if isinstance(spec, str) else spec
     if name is None and not is_here:
@@ -40,7 +41,7 @@ def resolve_target(spec: TargetLike, *, is_here: bool = True) -> Target:
     if name is None or name in ("cpu", "auto"):
         return _parse({"kind": "llvm", "num-cores": usable_physical_cores()}, is_here=True)
     if name == "cuda":
-        return _first_gpu()
+        return _gpu(device_index)
     target = spec if isinstance(spec, Target) else _parse(spec, is_here=is_here)
     if target.kind.name == "llvm" and "num-cores" not in dict(target.attrs):
         raise InvalidOptionError(
@@ -99,16 +100,17 @@ def rpc_config_of(measure: MeasureConfig) -> RPCConfig:
     )
 
 
-def _first_gpu() -> Target:
-    if not device("cuda", 0).exist:
+def _gpu(device_index: int) -> Target:
+    gpu = device("cuda", device_index)
+    if not gpu.exist:
         raise InvalidOptionError(
-            'target "cuda" means the first NVIDIA GPU of this machine, but TVM found none '
-            "(it asked the driver for device cuda:0). Check that nvidia-smi lists a GPU, "
-            "or name the GPU to compile for: "
+            f'target "cuda" means NVIDIA GPU {device_index} of this machine, but TVM found none '
+            f"(it asked the driver for device cuda:{device_index}). Check that nvidia-smi lists "
+            "it, or name the GPU to compile for: "
             '{"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, '
             '"max_shared_memory_per_block": 49152}.'
         )
-    return Target.from_device("cuda")
+    return Target.from_device(gpu)
 
 
 def _parse(spec: Any, *, is_here: bool) -> Target:

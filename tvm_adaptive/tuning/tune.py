@@ -102,8 +102,8 @@ def tune(
         The run writes only there. A database in it is continued; candidates that it has
         are not measured again.
     target : Target, str, mapping or None, default None
-        ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU. Devices behind a
-        tracker need one.
+        ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU, or the
+        first that ``config.measure.devices`` names. Devices behind a tracker need one.
     budget_sec : float or None, default None
         Wall-clock seconds for the whole call. Preparing the model and compiling it untuned
         are not cut short. Every later step is bounded by what is left: a check without time
@@ -362,6 +362,8 @@ def _tune_tasks(
         elapsed_sec=session.budget.elapsed_sec,
         interrupted=session.budget.interrupted,
         shortfall=check.shortfall,
+        is_compiled=check.is_compiled,
+        failure=check.failure,
         stopped=session.budget.stopped,
     )
     session.journal.write("report", **report.as_fields())

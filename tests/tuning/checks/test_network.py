@@ -108,6 +108,7 @@ def test_a_run_ends_with_a_library_that_was_checked(
         int(case == "in-time"),
         case == "compiler-dies",
     )
+    assert check.is_compiled == (case == "in-time")
     assert bool(check.shortfall) == (case in ("compiler-hangs", "no-time"))
     assert shorts(tmp_path) == ([check.shortfall] if check.shortfall else [])
     left = {path.name for path in tmp_path.iterdir()}

@@ -166,6 +166,20 @@ def test_without_time_no_framework_is_started(
     assert len(secs) == 2
 
 
+def test_a_framework_that_runs_already_needs_less_time(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    pool = Pool(clock, [Outcome([2 * INPUTS[0]]), Outcome(0.1)])
+    budget = Budget(2.0, lambda: clock[0])
+    original: Any = dataclasses.replace(original_of(Path("net.onnx")), worker=pool)
+    monkeypatch.setattr(peers, "_SETTLE_SEC", 0.0)
+    rivals = Rivals(make_session(budget=budget), original, INPUTS, outputs_problem)
+    rivals.time([2 * INPUTS[0]], lambda seconds: 0.5)
+    assert [each.framework for each in rivals.timings] == ["ONNX Runtime 1.0"]
+    assert pool.limits[0] == pytest.approx(0.4 * 2.0)  # which starts no other
+
+
 @pytest.mark.parametrize("n_answers", [0, 1, 3])
 def test_a_framework_that_fails_costs_a_note(
     make_session: Any, monkeypatch: pytest.MonkeyPatch, n_answers: int

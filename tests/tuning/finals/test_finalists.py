@@ -114,6 +114,17 @@ def test_a_task_plays_for_its_records_and_for_what_was_proven(
 
 
 @pytest.mark.parametrize("place", ["run", "store"])
+@pytest.mark.parametrize("error", [None, 0.01])
+def test_what_was_checked_within_the_network_was_in_no_playoff(
+    tmp_path: Path, place: str, error: float | None
+) -> None:
+    finals_of = {place: [dataclasses.replace(said(1, 3e-3), error=error)]}
+    found = finalists_with(tmp_path, {}, **finals_of)
+    assert found.proven is not None
+    assert found.proven.in_network == (error is None)
+
+
+@pytest.mark.parametrize("place", ["run", "store"])
 def test_a_disqualified_finalist_has_no_second_chance(tmp_path: Path, place: str) -> None:
     finals = [said(2, 3e-3), said(1, 1e-6, "wrong result: 3 of 4")]
     finals_of = {"run": finals} if place == "run" else {"store": finals}

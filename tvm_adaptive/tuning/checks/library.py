@@ -100,6 +100,7 @@ class LibraryCheck:
         self._run_sec = 0.0
         self.shortfall = ""
         self.failure = ""
+        self.is_compiled = False  # the result, with the records that it was to have
         self.library: Path | None = None  # of a network
         self.libraries: dict[str, Path] = {}  # of functions
         self.coverage = ""

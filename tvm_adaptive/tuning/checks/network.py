@@ -305,14 +305,15 @@ class NetworkCheck(LibraryCheck):
             self._remove_others()
             return None
         with context.stage("compile"):
-            is_compiled = self._is_compiled(database) or self._compile(database, self._unchecked)
-            if is_compiled:
+            has_records = self._has_records(database)
+            self.is_compiled = has_records or self._compile(database, self._unchecked)
+            if self.is_compiled:
                 self._use(self._unchecked)
         with context.stage("compare"):
-            if not is_compiled:
+            if not self.is_compiled:
                 self._use_earlier_or_untuned()
             # An untuned library is compared with a framework only, and if it is quick.
-            is_comparable = is_compiled or (
+            is_comparable = self.is_compiled or (
                 self._framework.replaces_untuned and self._before is not None
             )
             comparison = self._compare_tuned(path) if is_comparable else None
@@ -338,7 +339,7 @@ class NetworkCheck(LibraryCheck):
         if self._compiling is not None:
             self._set_coverage(self._compiling.coverage)
 
-    def _is_compiled(self, database: Database) -> bool:
+    def _has_records(self, database: Database) -> bool:
         """Say whether the library of the check was compiled with the same records."""
         records = database.get_all_tuning_records()
         return bool(records) and self._compiled == frozenset(map(key_of_record, records))

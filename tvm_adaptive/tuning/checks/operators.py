@@ -67,9 +67,11 @@ class OperatorCheck(LibraryCheck):
         if self._context.budget.interrupted:
             return None
         # All libraries before any comparison: they are what the user wants.
+        self._context.journal.write("library", tuned=True)  # what was compared is replaced
         with self._context.stage("compile"):
             paths = [self._compile(task, database) for task in self._tasks]
         compiled = list(zip(self._tasks, paths, strict=True))
+        self.is_compiled = any(path is not None for path in paths)
         with self._context.stage("compare"):
             after = [None if path is None else self._measure(task, path) for task, path in compiled]
             for task, path in compiled:

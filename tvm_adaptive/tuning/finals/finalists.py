@@ -274,5 +274,8 @@ def _finalist_of(trial: StoredTrial | None, mod: IRModule) -> Finalist | None:
     record = record_of(trial, Workload(mod))
     if record is None:
         return None
+    # A verdict without an error comes from a check within the network, which times one call.
+    in_network = trial.error is None
     stderr_sec = math.nan if trial.error is None else trial.error * trial.seconds
-    return Finalist(record, trial.seconds, trial.seconds, stderr_sec, unchecked="")
+    secs = (trial.seconds, trial.seconds, stderr_sec)
+    return Finalist(record, *secs, unchecked="", in_network=in_network)
