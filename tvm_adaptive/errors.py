@@ -106,7 +106,7 @@ class WorkDirInUseError(AdaptiveError):
 
 
 class OtherMachineError(AdaptiveError):
-    """The times in a work directory were measured on another machine or by another TVM."""
+    """The times in a work directory are of another machine, another TVM or another target."""
 
 
 class OtherModelError(AdaptiveError):

@@ -1,5 +1,8 @@
 import dataclasses
+import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
@@ -14,6 +17,48 @@ from tvm_adaptive.tuning.config import (
     TuneConfig,
     preset,
 )
+from tvm_adaptive.tuning.config_file import config_of_fields
+from tvm_adaptive.tuning.session import RunOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"n_trials_per_round": 16.0}, "n_trials_per_round must be int but got 16.0"),
+        ({"lanes": True}, "lanes must be int but got True"),
+        ({"seeds": 1}, "seeds must be bool but got 1"),
+        ({"epsilon": "0.1"}, "epsilon must be float or none but got '0.1'"),
+        ({"ray": 1}, "ray must be str or none but got 1"),
+    ],
+)
+def test_values_of_another_type_are_refused(options, text):
+    with pytest.raises(InvalidOptionError, match=text):
+        SearchConfig(**options)
+
+
+def test_devices_are_a_text():
+    with pytest.raises(InvalidOptionError, match=r"devices must be str but got \(0, 1\)"):
+        MeasureConfig(devices=(0, 1))
+
+
+def test_numbers_of_numpy_are_written_as_numbers():
+    config = DEFAULT.replace(
+        search=SearchConfig(n_trials_per_round=np.int64(32), epsilon=np.float32(0.25)),
+        finish=FinishConfig(max_task_sec=2),
+        store=Path("records.db"),
+    )
+    assert config_of_fields(json.loads(json.dumps(dataclasses.asdict(config))), "it") == config
+    assert (config.search.epsilon, config.store) == (0.25, "records.db")
+    assert isinstance(config.finish.max_task_sec, float)
+
+
+def test_bounds_and_seed_of_a_run_have_their_types(tmp_path):
+    given = {"trials": np.int64(8), "seed": np.uint32(3), "budget_sec": np.float32(0.5)}
+    options = RunOptions(what="te:GMM", work_dir=tmp_path, until_ms=2, **given)
+    bounds = (options.trials, options.seed, options.budget_sec, options.until_ms)
+    assert json.dumps(bounds) == "[8, 3, 0.5, 2.0]"
+    with pytest.raises(InvalidOptionError, match=r"trials must be int or none but got 1000\.0"):
+        RunOptions(what="te:GMM", work_dir=tmp_path, trials=1e3)
 
 
 def test_presets_by_name():

@@ -184,7 +184,9 @@ def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_pat
     assert reported["device"]
     resaid(tmp_path, "run", device="Z80, 1 cores")
     journal = (tmp_path / "journal.jsonl").read_bytes()
-    message = "taken elsewhere .device Z80, 1 cores, here .*--allow-other-machine"
+    message = (
+        "taken elsewhere or for another target .device Z80, 1 cores, here .*--allow-other-machine"
+    )
     for again in (
         lambda: resume(tmp_path, trials=12),
         lambda: resume(tmp_path),  # it has come to its end, elsewhere
@@ -219,6 +221,19 @@ def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_pat
     assert history.n_trials == 12
     assert history.spent_sec == pytest.approx(after[-1]["time_sec"], abs=1.0)
     assert resume(tmp_path).n_trials == 12
+
+
+def test_another_targets_run_is_refused(work_dir: Path) -> None:
+    run = read_history(work_dir / "journal.jsonl").run
+    target = {**run["target"], "mcpu": "x86-64-v2"}
+    message = rf"another target .target's mcpu {run['target']['mcpu']}, here x86-64-v2.*--allow"
+    with pytest.raises(OtherMachineError, match=message):
+        tune("te:GMM", work_dir=work_dir, trials=4, config=QUICK, target=target)
+    # Where it is allowed, the times of the one before count for nothing from then on.
+    with open(work_dir / "journal.jsonl", "a") as file:
+        for event in ({"event": "journal"}, {**run, "resumed": True, "target": target}):
+            file.write(json.dumps(event) + "\n")
+    assert read_history(work_dir / "journal.jsonl").n_trials == 0
 
 
 @pytest.mark.slow

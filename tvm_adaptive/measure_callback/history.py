@@ -150,7 +150,7 @@ class History:
                 self.runs_since.clear()
 
     def _begin_run(self, event: dict[str, Any]) -> None:
-        self.run = event
+        before, self.run = self.run, event
         if event.get("resumed") is False:  # another run in the same folder is none of it
             self.forget_times()
             self.run_ids.clear()
@@ -159,10 +159,9 @@ class History:
             self.n_attempts = 1
         self.run_ids.add(str(event.get("run_id", "")))
         self.runs_since.add(str(event.get("run_id", "")))
-        environment = Environment.from_fields(event)
-        if differences(self.environment, environment):
+        if not has_same_times(before, event):
             self.forget_times()
-        self.environment = environment
+        self.environment = Environment.from_fields(event)
         # The program's start and the model's reading come before the journal.
         lead_sec = float(event.get("elapsed_sec") or 0.0) - float(event.get("time_sec") or 0.0)
         self.before_sec = max(self.before_sec, lead_sec)
@@ -187,6 +186,13 @@ class History:
     def _task(self, event: dict[str, Any]) -> TaskHistory:
         name = str(event["task"])
         return self.tasks.setdefault(name, TaskHistory(name=name))
+
+
+def has_same_times(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Say whether times of two attempts compare, as far as their events ``run`` tell."""
+    environments = (Environment.from_fields(each) for each in (before, now))
+    targets = [each.get("target") for each in (before, now)]
+    return not differences(*environments) and (None in targets or targets[0] == targets[1])
 
 
 def differences(before: Environment, now: Environment) -> list[str]:

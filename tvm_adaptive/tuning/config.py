@@ -30,10 +30,12 @@ end of a run        best record                         play-off, as in all runs
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from typing import Any, TypeVar
 
 from tvm_adaptive.errors import InvalidOptionError, check_at_least, check_positive, check_share
+from tvm_adaptive.tuning.option_types import convert_types
 
 _Options = TypeVar("_Options", "SearchConfig", "MeasureConfig", "SchedulerConfig", "TuneConfig")
 
@@ -83,6 +85,7 @@ class SearchConfig:
     reduction_sketches: bool = True
 
     def __post_init__(self) -> None:
+        convert_types(self)
         check_at_least("n_trials_per_round", self.n_trials_per_round, 1)
         check_at_least("population_size", self.population_size, 1)
         check_at_least("genetic_num_iters", self.genetic_num_iters, 0)
@@ -114,6 +117,7 @@ class ModelConfig:
     target: str = "root"
 
     def __post_init__(self) -> None:
+        convert_types(self)
         check_at_least("n_trees", self.n_trees, 2)
 
 
@@ -165,6 +169,7 @@ class MeasureConfig:
     overlap: bool | None = None
 
     def __post_init__(self) -> None:
+        convert_types(self)
         check_positive("timeout_sec", self.timeout_sec)
         check_positive("build_timeout_sec", self.build_timeout_sec)
         check_at_least("build_patience", self.build_patience, 1)
@@ -219,6 +224,7 @@ class SchedulerConfig:
     plateau_share: float = 0.005
 
     def __post_init__(self) -> None:
+        convert_types(self)
         if self.preset not in ("default", "paper"):
             raise InvalidOptionError(f"preset must be default or paper but got {self.preset!r}.")
         check_at_least("slot_rounds", self.slot_rounds, 1)
@@ -269,6 +275,7 @@ class FinishConfig:
     rtol: float = 1e-3
 
     def __post_init__(self) -> None:
+        convert_types(self)
         check_at_least("top_k", self.top_k, 1)
         check_at_least("n_qualifiers", self.n_qualifiers, 0)
         check_positive("max_share", self.max_share)
@@ -339,6 +346,11 @@ class TuneConfig:
     starter: bool = True
     use_all: bool = False
     peers: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.store, os.PathLike):
+            object.__setattr__(self, "store", os.fspath(self.store))
+        convert_types(self)
 
     @property
     def preparation(self) -> dict[str, Any]:

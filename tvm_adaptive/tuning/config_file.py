@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-import types
 import typing
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig, preset
+from tvm_adaptive.tuning.option_types import kinds_of, value_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -90,29 +90,21 @@ def _changed(stage: _Stage, given: dict[str, Any], name: str, prefix: str = "") 
                 raise InvalidOptionError(f"{name}: {option} is a table, as in [{option}].")
             changes[key] = _changed(current, value, name, f"{option}.")
         else:
-            changes[key] = _checked(value, hints[key], f"{name}: {option}")
+            changes[key] = _value_of(value, hints[key], f"{name}: {option}")
     try:
         return dataclasses.replace(stage, **changes)
     except InvalidOptionError as error:
         raise InvalidOptionError(f"{name}: {error}") from error
 
 
-def _checked(value: Any, hint: Any, option: str) -> Any:
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    allowed = typing.get_args(hint) if is_union else (hint,)
-    if value in (None, _NONE) and type(None) in allowed:
+def _value_of(value: Any, hint: Any, option: str) -> Any:
+    """Return an option's value from what a file or a journal has for it."""
+    kinds = kinds_of(hint)
+    if value == _NONE and type(None) in kinds:
         return None
-    if value is None and float in allowed:  # a journal's infinity; TOML has one of its own
-        return math.inf
-    for kind in allowed:
-        # True is an integer in Python only.
-        if isinstance(value, bool) == (kind is bool) and isinstance(value, kind):
-            return value
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if kind is float and is_whole and int not in allowed:
-            return float(value)
-    kinds = " or ".join(_NONE if kind is type(None) else kind.__name__ for kind in allowed)
-    raise InvalidOptionError(f"{option} must be {kinds} but got {value!r}.")
+    if value is None and type(None) not in kinds and float in kinds:
+        return math.inf  # a journal's; TOML has an infinity of its own
+    return value_of(value, hint, option)
 
 
 def _lines(options: dict[str, Any]) -> str:

@@ -17,13 +17,12 @@ from tvm_adaptive.database.verdicts import (
     standing_winner,
 )
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.measure_callback.history import differences
+from tvm_adaptive.measure_callback.history import has_same_times
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.runner.playoff.playoff import FINAL_DIR
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.trial import median_sec
-from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 _Parsed = TypeVar("_Parsed")
 
@@ -79,13 +78,13 @@ def _last_event(
 ) -> _Parsed | None:
     """Return the last event of a kind in a run's journal, parsed; None without one."""
     found: list[_Parsed] = []
-    environment = UNKNOWN
+    run: dict[str, Any] = {}
 
     def take(event: dict[str, Any]) -> None:  # an event that cannot be parsed is named
-        nonlocal environment
+        nonlocal run
         if event["event"] == "run":
-            before, environment = environment, Environment.from_fields(event)
-            if event.get("resumed") is False or differences(before, environment):
+            before, run = run, event
+            if event.get("resumed") is False or not has_same_times(before, run):
                 found.clear()  # it is another run's, or another machine's
         if event["event"] == ended_by:
             found.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import shutil
@@ -33,6 +32,7 @@ from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.interrupts import interruptible
 from tvm_adaptive.tuning.observer import GuardedObserver, Observer
+from tvm_adaptive.tuning.option_types import value_of
 from tvm_adaptive.tuning.other_machine import set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.stakes import VISIBLE_SHARE
@@ -42,6 +42,8 @@ from tvm_adaptive.tuning.target import (
     farm_of,
     n_threads_of,
     resolve_target,
+    target_differences,
+    target_fields,
 )
 from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
@@ -56,6 +58,15 @@ _SCHEDULER_REASONS = {
     "nothing-left": "no task promises a gain",
     "all-finished": "no task is left to try",
     "plateau": "many slots in a row saved too little",
+}
+
+
+# What bounds a run, and its seed.
+_BOUNDS = {
+    "budget_sec": float | None,
+    "trials": int | None,
+    "until_ms": float | None,
+    "seed": int | None,
 }
 
 
@@ -93,6 +104,8 @@ class RunOptions:
     spent_sec: float = 0.0
 
     def __post_init__(self) -> None:
+        for name, hint in _BOUNDS.items():
+            object.__setattr__(self, name, value_of(getattr(self, name), hint, name))
         if self.budget_sec is None and self.trials is None:
             raise InvalidOptionError("Give a budget in seconds, a number of trials, or both.")
         if self.budget_sec is not None and not 0 < self.budget_sec < math.inf:
@@ -280,7 +293,7 @@ def open_session(
         environment = environment_of(target, config)
         if history is None:
             history = read_history(work_dir / JOURNAL_FILE)
-        history, notes, is_foreign = _earlier_attempts(options, history, environment, model)
+        history, notes, is_foreign = _earlier_attempts(options, history, environment, target, model)
         budget = budget or Budget(options.budget_sec, spent_sec=options.spent_sec)
         budget.spent_sec += history.spent_sec
         store = stack.enter_context(open_store(config.store, environment))
@@ -377,15 +390,22 @@ def _disk_space_problem(folder: Path) -> str:
 
 
 def _earlier_attempts(
-    options: RunOptions, history: History, environment: Environment, model: ModelSource | None
+    options: RunOptions,
+    history: History,
+    environment: Environment,
+    target: Target,
+    model: ModelSource | None,
 ) -> tuple[History, list[str], bool]:
     """Return what earlier attempts did, for a resumed run, notes, and whether it was elsewhere."""
     work_dir, notes = Path(options.work_dir), list[str]()
-    if found := differences(history.environment, environment):
+    found = differences(history.environment, environment)
+    found += target_differences(history.run.get("target"), target)
+    if found:
         if not options.allow_other_machine:
             raise OtherMachineError(
-                f"The times in {work_dir} were taken elsewhere ({'; '.join(found)}); choose "
-                "another --work-dir, or measure its best records anew with --allow-other-machine."
+                f"The times in {work_dir} were taken elsewhere or for another target "
+                f"({'; '.join(found)}); choose another --work-dir, or measure its best records "
+                "anew with --allow-other-machine."
             )
         history.forget_times()
     if not options.resume:
@@ -409,7 +429,7 @@ def _run_fields(session: Session) -> dict[str, Any]:
         "resumed": options.resume,
         "run_id": session.run_id,
         "elapsed_sec": session.budget.elapsed_sec,
-        "target": json.loads(str(session.target)),
+        "target": target_fields(session.target),
         "seed": session.seed,
         "budget_sec": session.budget.seconds,
         "trials": options.trials,

@@ -65,6 +65,24 @@ def describe_target(target: Target) -> str:
     return ", ".join(parts)
 
 
+def target_fields(target: Target) -> dict[str, Any]:
+    """Return what a journal keeps of a target."""
+    fields: dict[str, Any] = json.loads(str(target))
+    return fields
+
+
+def target_differences(before: Any, target: Target) -> list[str]:
+    """Describe how a target differs from one that a journal has kept; none if it kept none."""
+    now = target_fields(target)
+    if not isinstance(before, dict):
+        return []
+    return [
+        f"target's {name} {before.get(name, 'not set')}, here {now.get(name, 'not set')}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
 def n_cores_of(target: Target) -> int | None:
     """Return a target's ``num-cores``, or None where it has none, as a GPU's."""
     return int(target.attrs.get("num-cores", 0)) or None

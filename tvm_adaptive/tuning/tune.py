@@ -130,8 +130,8 @@ def tune(
         and trials count towards ``budget_sec`` and ``trials``, and cost model and task
         scheduler are restored. Without a run there, a new one begins.
     allow_other_machine : bool, default False
-        Use a ``work_dir`` whose times another machine or version of TVM has taken: they are
-        moved to a folder there and do not count, nor do their seconds and trials; the
+        Use a ``work_dir`` whose times are of another machine, version of TVM or target: they
+        are moved to a folder there and do not count, nor do their seconds and trials; the
         fastest records are measured again.
     spent_sec : float, default 0.0
         Seconds of ``budget_sec`` that were spent before the call, such as a program's start.
@@ -152,7 +152,8 @@ def tune(
     WorkDirInUseError
         When another run uses ``work_dir``.
     OtherMachineError
-        When times in ``work_dir`` were taken elsewhere, unless that is allowed.
+        When times in ``work_dir`` were taken elsewhere or for another target, unless that is
+        allowed.
     OtherModelError
         When the resumed run began with another model.
     ImportMismatchError
