@@ -54,7 +54,8 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
         ]
 
     tasks = _last_event(work_dir, "tasks", parse)
-    if not tasks and _last_event(work_dir, "report", bool):
+    is_tuned = shown_comparison(work_dir) is not None or _last_event(work_dir, "report", bool)
+    if not tasks and is_tuned:
         return []  # a budget for no search, or nothing to tune
     if not tasks:
         raise InvalidOptionError(
