@@ -261,7 +261,8 @@ def _records(
 ) -> Iterator[_Records | None]:
     """Open a run's records, or the store's; yield what returns those of some tasks, if any."""
     if run is not None:
-        yield functools.partial(finalists_of_run, run, context.target)
+        finish = context.config.finish
+        yield functools.partial(finalists_of_run, run, context.target, finish=finish)
         return
     with open_store(context.config.store, environment) as store:
         yield (

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
+import operator
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -104,18 +106,19 @@ class VerdictRecorder:
 
     def add(self, report: FinalistReport, *, is_earlier: bool = False) -> None:
         """Write the verdicts on one task; those of an earlier run are not new to the store."""
-        found = [_final_of(each, self._run_id) for each in report.finalists]
-        finals = [each for each in found if each is not None]
-        if not finals:
+        found = [(self._is_loose(report, each), each) for each in report.finalists]
+        pairs = [(is_loose, _final_of(each, self._run_id)) for is_loose, each in found]
+        judged = [(is_loose, final) for is_loose, final in pairs if final is not None]
+        if not judged:
             return
         mod = report.finalists[0].record.workload.mod
         task = task_of(mod, self._session.target, report.task_name)
-        # A play-off has a tolerance of its own; one that others did not choose is not theirs.
-        is_loose = report.reason == "network" and self._session.config.finish.is_loosened
         consequence = "If the run ends early, apply checks its winners once more."
         with _Reported(self._session, consequence, OSError, where="verdicts"):
-            self._file.add(task, finals, is_loose=is_loose)
-        finals = [each for each in finals if each.failure or not is_loose]
+            # Neighbours only: the winner stays the first.
+            for is_loose, group in itertools.groupby(judged, key=operator.itemgetter(0)):
+                self._file.add(task, [final for _, final in group], is_loose=is_loose)
+        finals = [final for is_loose, final in judged if not is_loose]
         if self._session.store is None or is_earlier or not finals:
             return
         try:
@@ -125,6 +128,14 @@ class VerdictRecorder:
         except StoreError as error:
             logger.warning("%s The next try is after the play-offs.", error)
         self._refused.append((task, finals))
+
+    def _is_loose(self, report: FinalistReport, finalist: Finalist) -> bool:
+        """Whether a proof holds by the run's tolerance alone, which others did not choose."""
+        # A play-off has a tolerance of its own. Of what an earlier attempt has proven within
+        # the network, nothing says by which tolerance.
+        in_network = report.reason == "network" or finalist.in_network
+        is_loosened = self._session.config.finish.is_loosened
+        return in_network and is_loosened and not finalist.disqualified
 
     def close(self) -> None:
         """Write to the store the verdicts that it has refused."""

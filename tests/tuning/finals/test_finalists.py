@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,13 @@ from tvm_adaptive.runner.playoff.finalist import (
     Finalist,
     as_recorded,
 )
-from tvm_adaptive.runner.playoff.playoff import FinalistReport
+from tvm_adaptive.runner.playoff.playoff import FinalistReport, without_playoff
+from tvm_adaptive.tuning import deploy
+from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finals import decision
 from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of, with_proven
+from tvm_adaptive.tuning.warm_start import VerdictRecorder
+from tvm_adaptive.workers.environment import UNKNOWN
 
 
 def gmm_task() -> ExtractedTask:
@@ -221,3 +226,74 @@ def test_what_was_proven_in_a_fast_hour_can_be_beaten_in_this_one() -> None:
     report = with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine, Notes())
     assert report.winner is not None
     assert report.winner.record is other
+
+
+def loosened_session(folder: Path, store: RecordStore | None = None, run: str = "a") -> Any:
+    session = session_of(folder, TARGET, store)
+    finish = dataclasses.replace(DEFAULT.finish, rtol=1e-2)
+    session.config, session.run_id = dataclasses.replace(DEFAULT, finish=finish), run
+    return session
+
+
+def prove_loosely(folder: Path) -> None:
+    """Let a run with a loosened tolerance prove a record within the network."""
+    finalist = as_recorded(make_record(gmm_task().dispatched[0], TARGET, 1e-3, 1), "")
+    finalist.in_network = True
+    report = FinalistReport("main", (finalist,), "network", 0.0)
+    VerdictRecorder(loosened_session(folder)).add(report)
+
+
+def test_a_proof_at_a_loosened_tolerance_stays_one_when_the_run_resumes(tmp_path: Path) -> None:
+    prove_loosely(tmp_path)
+    session = loosened_session(tmp_path, run="b")
+    (mine,) = finalists_of(session, [gmm_task()], RunDatabase(tmp_path))
+    assert mine.is_proven
+    report = without_playoff(mine.records, mine.proven, "main")
+    VerdictRecorder(session).add(report, is_earlier=True)
+    file = VerdictFile(tmp_path, str(TVM_VERSION))
+    assert [each.run for finals in file.read().values() for each in finals] == ["a", "b"]
+    assert not any(file.read(with_loose=False).values())
+
+
+def test_a_proof_at_a_loosened_tolerance_that_stands_after_a_play_off_is_not_shared(
+    tmp_path: Path,
+) -> None:
+    prove_loosely(tmp_path)
+    other = make_record(gmm_task().dispatched[0], TARGET, 3e-3, 2)
+    timed = Finalist(other, 3e-3, 3e-3, 3e-5, unchecked="")
+    with RecordStore(tmp_path / "records.db") as store:
+        session = loosened_session(tmp_path, store, run="b")
+        (mine,) = finalists_of(session, [gmm_task()], RunDatabase(tmp_path))
+        report = with_proven(held(timed, reason="tied"), mine, Notes())
+        assert [each.in_network for each in report.finalists] == [True, False]
+        VerdictRecorder(session).add(report)
+        (task,) = store.tasks()
+        # The play-off's tolerance is that of all runs.
+        assert [each.seconds for each in store.finals(task)] == [3e-3]
+    file = VerdictFile(tmp_path, str(TVM_VERSION))
+    (strict,) = file.read(with_loose=False).values()
+    assert [each.seconds for each in strict] == [3e-3]
+    session = loosened_session(tmp_path, run="c")
+    (mine,) = finalists_of(session, [gmm_task()], RunDatabase(tmp_path))
+    assert mine.proven is not None
+    assert mine.proven.final_sec() == 1e-3, "the winner of the run is still the first"
+
+
+def test_a_proof_at_a_loosened_tolerance_is_none_for_a_run_with_the_usual_one(
+    tmp_path: Path,
+) -> None:
+    prove_loosely(tmp_path)
+    (mine,) = finalists_of(session_of(tmp_path, TARGET), [gmm_task()], RunDatabase(tmp_path))
+    assert (mine.proven, mine.is_proven) == (None, False)
+
+
+@pytest.mark.parametrize("is_loosened", [True, False])
+def test_apply_takes_a_runs_proofs_by_the_runs_tolerance(
+    tmp_path: Path, *, is_loosened: bool
+) -> None:
+    prove_loosely(tmp_path)
+    context = loosened_session(tmp_path) if is_loosened else session_of(tmp_path, TARGET)
+    with deploy._records(tmp_path, context, UNKNOWN) as records:
+        assert records is not None
+        (mine,) = records([gmm_task()])
+    assert (mine.proven is not None) == is_loosened
