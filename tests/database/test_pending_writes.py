@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.journals import MemoryJournal
-from tvm_adaptive.database.pending_writes import PendingWrites
+from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, PendingWrites
 from tvm_adaptive.errors import StoreError
 
 
@@ -16,6 +16,7 @@ class Slow:
     def __init__(self) -> None:
         self.sec = 0.0
         self.is_away = True
+        self.n_refused = 0
         self.kept: list[Any] = []
 
     def monotonic(self) -> float:
@@ -23,6 +24,7 @@ class Slow:
 
     def add(self, _task: Any, trials: list[Any]) -> None:
         if self.is_away:
+            self.n_refused += 1
             raise StoreError("the server is gone.")
         self.sec += 1.5
         self.kept += trials
@@ -42,3 +44,15 @@ def test_a_slow_store_holds_the_search_up_for_seconds_only() -> None:
     pending.flush(2.0)
     assert slow.kept == [0, 1, 2, 3, 4, 5]
     assert pending.n_missing == 2
+
+
+def test_without_time_a_store_that_has_just_failed_is_not_tried_again() -> None:
+    slow: Any = Slow()
+    task: Any = SimpleNamespace(name="gmm")
+    pending = PendingWrites(slow, MemoryJournal(), clock=slow)
+    pending.put(task, [1])
+    pending.flush(0.0)
+    assert (slow.n_refused, pending.n_missing) == (1, 1)
+    slow.is_away, slow.sec = False, FIRST_PAUSE_SEC
+    pending.flush(0.0)
+    assert (slow.kept, pending.n_missing) == ([1], 0)

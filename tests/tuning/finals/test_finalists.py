@@ -23,10 +23,11 @@ from tvm_adaptive._tvm import (
     te_workload,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.records import StoredTrial
+from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback.progress import TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
     Finalist,
@@ -297,3 +298,31 @@ def test_apply_takes_a_runs_proofs_by_the_runs_tolerance(
         assert records is not None
         (mine,) = records([gmm_task()])
     assert (mine.proven is not None) == is_loosened
+
+
+class Asked:
+    """A store that knows nothing, or fails, and counts how often it is asked."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+        self.n_asked = 0
+
+    def finals(self, _task: StoredTask) -> list[StoredTrial]:
+        self.n_asked += 1
+        if self.fails:
+            raise StoreError("no answer.")
+        return []
+
+
+@pytest.mark.parametrize(("fails", "n_asked"), [(True, 1), (False, 2)])
+def test_a_store_is_not_asked_again_for_the_other_records_of_a_task(
+    tmp_path: Path, *, fails: bool, n_asked: int
+) -> None:
+    tasks = [functions_as_tasks(te_workload(name), TARGET)[0] for name in ("GMM", "C1D")]
+    store: Any = Asked(fails=fails)
+    session = session_of(tmp_path, TARGET, store)
+    found = finalists_of(session, tasks, RunDatabase(tmp_path), n_records=1)
+    assert store.n_asked == n_asked
+    for each in found:
+        each.complete()
+    assert store.n_asked == n_asked

@@ -22,7 +22,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database import verdicts
 from tvm_adaptive.database.metaschedule import readable_database, record_of, task_of, trial_of
-from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
@@ -105,6 +105,26 @@ class _Verdicts:
         return _Verdicts(winners[0] if winners else None, sound, lost)
 
 
+class StoreVerdicts:
+    """The verdicts in a record store, asked for once per task; none after a failure."""
+
+    def __init__(self, store: RecordStore | None) -> None:
+        self._store = store
+        self._known: dict[Identity, _Verdicts] = {}
+
+    def of(self, task: StoredTask, mod: IRModule) -> _Verdicts:
+        """Return what play-offs have found of a task."""
+        known = self._known.get(task.identity)
+        if known is None and self._store is not None:
+            try:
+                known = _verdicts_of_store(self._store, task, mod)
+                self._known[task.identity] = known
+            except StoreError as error:
+                logger.warning("%s What it knows is not used.", error)
+                self._store = None  # each try may wait for a time limit
+        return known or _Verdicts()
+
+
 def finalists_of(
     session: Session,
     tasks: Sequence[ExtractedTask],
@@ -123,7 +143,7 @@ def finalists_of(
         session.target,
         recorded=recorded,
         finish=session.config.finish,
-        store=session.store,
+        store=StoreVerdicts(session.store),
     )
 
     def read_all(task: ExtractedTask) -> Finalists:
@@ -145,7 +165,7 @@ def finalists_of_run(
     *,
     recorded: Database | None = None,
     finish: FinishConfig = DEFAULT.finish,
-    store: RecordStore | None = None,
+    store: StoreVerdicts | None = None,
     n_records: int = MAX_RECORDS,
 ) -> list[Finalists]:
     """Return the finalists of a run's directory, also of one in progress or killed."""
@@ -159,11 +179,7 @@ def finalists_of_run(
         mod, stored = task.dispatched[0], _stored(task, target)
         known = _verdicts_of_run(finals.get(stored.identity, ()), mod)
         if store is not None:
-            try:
-                known = known.filled_from(_verdicts_of_store(store, stored, mod))
-            except StoreError as error:
-                logger.warning("%s What it knows is not used.", error)
-                store = None
+            known = known.filled_from(store.of(stored, mod))
         n_most = finish.n_qualifiers + MAX_PLAYOFF_BATCHES * finish.top_k
         records = _in_order(recorded, mod, target, known, min(n_most, n_records))
         found.append(_finalists(task, records, known))
