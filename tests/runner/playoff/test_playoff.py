@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ from tvm_adaptive.runner.playoff.modules import (
     with_plain_weights,
 )
 from tvm_adaptive.runner.playoff.playoff import (
+    FinalistReport,
     final_database,
     finalist_pool,
     play_off,
@@ -196,6 +198,56 @@ def test_the_database_ends_with_the_playoffs_numbers(
     assert event["candidates"][0]["playoff_ms"] == pytest.approx(winner.playoff_sec * 1e3)
     assert event["disqualified"] == []
     assert event["seconds"] > 0
+
+
+@contextlib.contextmanager
+def files_up_to(n_bytes: int) -> Iterator[None]:
+    """Let no file of this process become larger, as on a disk that fills up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
+def test_a_full_disk_leaves_the_former_database_of_winners(tmp_path: Path, share: float) -> None:
+    database, mod = database_of({GOOD: [2e-9], BETTER: [1e-9]})
+    records = sane_records(database, mod, LLVM)
+    better, good = (
+        FinalistReport("matmul", (Finalist(each, 1e-9, 1e-9, unchecked=""),), "won", 1.0)
+        for each in records
+    )
+    final_database(tmp_path, [good])
+    before = contents(tmp_path / "final")
+    n_bytes = int(share * max(map(len, before.values())))
+    with (
+        files_up_to(n_bytes),
+        pytest.raises(MachineError, match=r"/final cannot be written: \S"),
+    ):
+        final_database(tmp_path, [better, good])
+    assert contents(tmp_path / "final") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+    assert len(final_database(tmp_path, [better, good])) == 2
+
+
+def test_a_disk_without_room_for_a_folder_leaves_the_former_database_of_winners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any, **_options: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    final_database(tmp_path, [])
+    before = contents(tmp_path / "final")
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(MachineError, match="no space is left"):
+        final_database(tmp_path, [])
+    assert contents(tmp_path / "final") == before
 
 
 @pytest.mark.parametrize(

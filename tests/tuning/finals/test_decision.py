@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.database.conftest import make_record
+from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     TVM_VERSION,
@@ -25,7 +26,7 @@ from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
-from tvm_adaptive.errors import StoreDataError, StoreError
+from tvm_adaptive.errors import MachineError, StoreDataError, StoreError
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
@@ -570,6 +571,29 @@ def test_an_interrupt_leaves_out_what_was_not_checked(
     assert (final, played, check.databases) == ([], [], [])
     assert not any(each.in_network or each.played_off for each in outcomes)
     assert said_in(session.work_dir) == {}
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_disk_that_does_not_take_the_winners_ends_the_run_as_an_interrupt_does(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, *, is_interrupted: bool
+) -> None:
+    def refuse(*_arguments: Any) -> None:
+        raise MachineError("final cannot be written: no space is left")
+
+    monkeypatch.setattr(decision, "final_database", refuse)
+    observer, journal = Notes(), MemoryJournal()
+    session = make_session(observer=observer, journal=journal)
+    if is_interrupted:
+        session.budget.interrupt()
+    report = report_of(make_record(te_workload("GMM"), TARGET, 1e-3))
+    database = decision._final_database(session, [report])
+    assert [float(each.run_secs[0]) for each in database.get_all_tuning_records()] == [1.5e-3]
+    assert session.budget.interrupted
+    (note,) = observer.notes
+    assert note.startswith("final cannot be written: no space is left")
+    assert ("--resume" in note) == (not is_interrupted)
+    (error,) = journal.of("error")
+    assert error["where"] == "machine"
 
 
 def test_what_earlier_runs_have_proven_is_among_the_verdicts_of_the_run(

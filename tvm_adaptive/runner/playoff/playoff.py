@@ -182,17 +182,33 @@ def without_playoff(
 
 
 def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> Database:
-    """Write the winners to a new database; the compiler takes other tasks' untuned form."""
+    """Write the winners to a new database; the compiler takes other tasks' untuned form.
+
+    Raises MachineError where the disk does not take it; the former database then stays.
+    """
     final, fresh = Path(work_dir) / FINAL_DIR, Path(work_dir) / f"{FINAL_DIR}.new"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    database = json_database(fresh)
-    for report in reports:
-        if report.winner is not None:
-            copy_record(report.winner.record, database, [report.winner.final_sec()])
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(fresh, final)
+    try:
+        fresh.mkdir(parents=True)
+        n_winners = copy_winners(reports, json_database(fresh))
+        # TVM does not notice what a full disk has not taken.
+        n_written = len(json_database(fresh))
+        if n_written != n_winners:
+            raise MachineError(f"only {n_written} of {n_winners} records were written")
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(fresh, final)
+    except Exception as error:  # TVM's parser may raise anything
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise MachineError(f"{final} cannot be written: {summary_line(error)}") from error
     return json_database(final)
+
+
+def copy_winners(reports: Iterable[FinalistReport], database: Database) -> int:
+    """Copy the winners of play-offs to a database; return how many there are."""
+    winners = [report.winner for report in reports if report.winner is not None]
+    for winner in winners:
+        copy_record(winner.record, database, [winner.final_sec()])
+    return len(winners)
 
 
 def _play(

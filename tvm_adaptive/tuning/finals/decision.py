@@ -21,9 +21,15 @@ from tvm_adaptive._tvm import (
     copy_record,
     memory_database,
 )
+from tvm_adaptive.errors import MachineError
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import NOT_CHECKED, Finalist, as_recorded
-from tvm_adaptive.runner.playoff.playoff import FinalistReport, final_database, without_playoff
+from tvm_adaptive.runner.playoff.playoff import (
+    FinalistReport,
+    copy_winners,
+    final_database,
+    without_playoff,
+)
 from tvm_adaptive.tuning.checks.library import LibraryCheck
 from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of
 from tvm_adaptive.tuning.finals.form_choice import FormChoice, work_of
@@ -94,12 +100,25 @@ def decide(
     if check.forms:
         session.journal.write("forms", groups=choice.as_fields(progress))
     in_order = [reports[index] for index in range(len(finalists))]
-    database = final_database(session.work_dir, in_order)
+    database = _final_database(session, in_order)
     outcomes = [
         outcome_of(task, report, is_used=is_used)
         for task, report, is_used in zip(progress.tasks, in_order, choice.used, strict=True)
     ]
     return database, outcomes
+
+
+def _final_database(session: Session, reports: Sequence[FinalistReport]) -> Database:
+    """Return the database of the winners; a disk that does not take it ends the run early."""
+    try:
+        return final_database(session.work_dir, reports)
+    except MachineError as error:
+        if session.budget.interrupted:  # then nothing else tells of it
+            session.observer.note(str(error))
+        session.machine_failed(str(error))
+    database = memory_database()
+    copy_winners(reports, database)
+    return database
 
 
 def _choose_forms(
@@ -268,9 +287,7 @@ def checked_database(
     reports = hold(dict(enumerate(choice.finalists)))
     left = _hold_direct(choice, reports, hold)
     database = memory_database()
-    for report in (reports[i] for i, is_used in enumerate(left.used) if is_used):
-        if report.winner is not None:
-            copy_record(report.winner.record, database, [report.winner.final_sec()])
+    copy_winners((reports[i] for i, is_used in enumerate(left.used) if is_used), database)
     return database
 
 
