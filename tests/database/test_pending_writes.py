@@ -46,6 +46,23 @@ def test_a_slow_store_holds_the_search_up_for_seconds_only() -> None:
     assert pending.n_missing == 2
 
 
+def test_a_store_is_back_when_it_has_all_that_waited_for_it() -> None:
+    slow: Any = Slow()
+    journal, task = MemoryJournal(), SimpleNamespace(name="gmm")
+    pending: Any = PendingWrites(slow, journal, clock=slow)
+    for number in range(3):
+        pending.put(task, [number])
+    slow.is_away, slow.sec = False, 1000.0
+    pending.put(task, [3])
+    assert slow.kept == [0, 1]
+    assert journal.of("store-back") == [], "a run that is killed now has not delivered all"
+    pending.put(task, [4])
+    pending.flush(2.0)
+    assert slow.kept == [0, 1, 2, 3, 4]
+    (event,) = journal.of("store-back")
+    assert (event["where"], event["n_waiting"]) == ("store", 4)
+
+
 def test_without_time_a_store_that_has_just_failed_is_not_tried_again() -> None:
     slow: Any = Slow()
     task: Any = SimpleNamespace(name="gmm")

@@ -252,6 +252,19 @@ def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) ->
         assert sorted([len(own.kept), len(shared.kept)]) == [0, 5]
 
 
+def test_the_journal_tells_the_runs_own_store_from_the_shared_one(contexts: list[Any]) -> None:
+    for names in (["own"], ["shared"], ["own", "shared"]):
+        journal, clock = MemoryJournal(), FakeClock()
+        stores = {name: Refusing(1) for name in names}
+        callback = callback_of(contexts, journal=journal, clock=clock, **stores)
+        keep(callback, contexts, [1e-3])
+        clock.sec += FIRST_PAUSE_SEC
+        keep(callback, contexts, [1e-3])
+        places = [{"own": "own store", "shared": "store"}[name] for name in names]
+        for kind in ("error", "store-back"):
+            assert [event["where"] for event in journal.of(kind)] == places
+
+
 def test_whatever_goes_wrong_does_not_end_the_run(contexts: list[Any]) -> None:
     journal = MemoryJournal()
     callback = callback_of([], shared=Refusing(0), journal=journal)

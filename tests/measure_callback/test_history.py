@@ -207,3 +207,26 @@ def test_the_seconds_of_a_killed_search_count(tmp_path: Path) -> None:
     write(path, {"event": "stage", "time_sec": 5.0, "stage": "compile", "seconds": 3.0})
     history = read_history(path)
     assert dict(history.stage_secs) == {"search": 11.0, "compile": 3.0}
+
+
+STORE_EVENTS: list[tuple[int, dict[str, Any]]] = [
+    (4, {"event": "error", "where": "store", "message": "gone", "n_waiting": 4}),
+    (4, {"event": "error", "where": "store", "message": "a verdict was not taken"}),
+    (4, {"event": "error", "where": "own store", "message": "full", "n_waiting": 8}),
+    (4, {"event": "store-back", "where": "own store", "n_waiting": 8}),
+    (12, {"event": "error", "where": "store", "message": "gone", "n_waiting": 12}),
+    (0, {"event": "store-back", "where": "store", "n_waiting": 16}),
+    (3, {"event": "error", "where": "store", "message": "gone", "n_waiting": 3}),
+    (0, {"event": "store-back", "n_waiting": 3}),  # an earlier version's
+    (5, {"event": "error", "where": "store", "message": "gone", "n_waiting": 5}),
+    (5, {"event": "journal", "version": 1}),  # resumed without the store
+    (0, {"event": "undelivered", "store": "records.db", "n_trials": 5}),
+    (6, {"event": "error", "where": "store", "message": "gone", "n_waiting": 6}),
+    (0, {"event": "run", "run_id": "b", "resumed": False}),
+]
+
+
+def test_what_waits_for_the_shared_store_is_known_after_a_kill(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
+    for n_waiting, event in STORE_EVENTS:
+        assert read_history(write(path, {"time_sec": 6.0, **event})).n_waiting == n_waiting

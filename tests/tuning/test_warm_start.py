@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from tests.journals import MemoryJournal
+from tests.tuning.observers import Notes
 from tvm_adaptive.database.location import RUN_STORE, displayed, url_of
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.tuning import warm_start
+from tvm_adaptive.measure_callback.history import History
+from tvm_adaptive.tuning import tune, warm_start
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.prior_trials import WarmStart
 
@@ -75,6 +78,36 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
     session = session_of(tmp_path, notes, events)
     warm_start._flush(session, Written(0))
     assert notes == events == []
+
+
+@pytest.mark.parametrize("n_waiting", [0, 17])
+def test_what_waited_for_the_store_when_a_run_was_killed_is_reported_on_resume(
+    make_session: Any, n_waiting: int
+) -> None:
+    observer, journal, nothing = Notes(), MemoryJournal(), cast(Any, None)
+    store = SimpleNamespace(name="postgresql://host/name")
+    session = make_session(
+        DEFAULT.replace(store="env:TUNING_STORE"),
+        observer=observer,
+        journal=journal,
+        store=store,
+        history=History(n_waiting=n_waiting),
+    )
+    # Also where nothing is left to search.
+    tune._search(session, [], [], nothing, {}, database=nothing)
+    *notes, no_search = observer.notes
+    assert no_search.startswith("no search: ")
+    if not n_waiting:
+        assert notes == journal.of("undelivered") == []
+        return
+    (note,) = notes
+    assert note.startswith(
+        "at least 17 trials of an earlier attempt were not written to the record store "
+        "postgresql://host/name. "
+    )
+    assert note.endswith(f"db --store env:TUNING_STORE import {session.work_dir}")
+    (event,) = journal.of("undelivered")
+    assert (event["store"], event["n_trials"]) == (store.name, 17)
 
 
 def test_rows_that_were_left_out_are_counted_where_the_user_looks(

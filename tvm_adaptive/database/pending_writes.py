@@ -12,6 +12,7 @@ from typing import Any
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreDataError, StoreError
+from tvm_adaptive.measure_callback.history import SHARED_STORE
 from tvm_adaptive.measure_callback.journal import JournalWriter
 
 logger = logging.getLogger(__name__)
@@ -37,10 +38,12 @@ class PendingWrites:
     store: RecordStore
     journal: JournalWriter
     clock: Any = time  # or a double of that module
+    where: str = SHARED_STORE  # the store's name in the journal's events
 
     def __post_init__(self) -> None:
         self._waiting: deque[tuple[StoredTask, Sequence[StoredTrial]]] = deque()
         self._n_dropped = self._n_failures = 0
+        self._n_late = 0  # trials that waited when the store answered again
         self._next_sec = self.clock.monotonic()
 
     @property
@@ -74,12 +77,15 @@ class PendingWrites:
         start_sec = self.clock.monotonic()
         try:
             while self._waiting:
-                n_waiting = self.n_in_memory
+                if self._n_failures:
+                    self._n_late = self.n_in_memory
                 self._add(*self._waiting[0])
                 self._waiting.popleft()
-                if self._n_failures:
-                    self.journal.write("store-back", n_waiting=n_waiting)
                 self._n_failures = 0
+                # Not before all is written: the run may be killed in between.
+                if self._n_late and not self._waiting:
+                    self.journal.write("store-back", where=self.where, n_waiting=self._n_late)
+                    self._n_late = 0
                 if self.clock.monotonic() >= end_sec:
                     break
         except StoreError as error:
@@ -95,7 +101,7 @@ class PendingWrites:
             logger.warning("%s %d trials of %s are left out.", error, len(trials), task.name)
             self._n_dropped += len(trials)
             n_left = self.n_in_memory - len(trials)
-            self.journal.write("error", where="store", message=str(error), n_waiting=n_left)
+            self.journal.write("error", where=self.where, message=str(error), n_waiting=n_left)
 
     def _fail(self, error: StoreError, took_sec: float) -> None:
         growing_sec = FIRST_PAUSE_SEC * 2.0 ** min(self._n_failures, 16)
@@ -104,4 +110,4 @@ class PendingWrites:
         self._next_sec = self.clock.monotonic() + pause_sec
         logger.warning("%s The next try is in %.0f s.", error, pause_sec)
         n_waiting = self.n_in_memory
-        self.journal.write("error", where="store", message=str(error), n_waiting=n_waiting)
+        self.journal.write("error", where=self.where, message=str(error), n_waiting=n_waiting)

@@ -50,7 +50,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         clock: Any = time,
     ) -> None:
         super().__init__()
-        self._own = None if own is None else PendingWrites(own, journal, clock)
+        self._own = None if own is None else PendingWrites(own, journal, clock, where="own store")
         self._shared = None if shared is None else PendingWrites(shared, journal, clock)
         self._contexts = list(contexts)
         self._run = run

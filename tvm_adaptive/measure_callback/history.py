@@ -17,6 +17,9 @@ from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.values.forms import NO_FORM, FormKey
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
+# Where an event of the shared record store happened.
+SHARED_STORE = "store"
+
 
 @dataclasses.dataclass
 class TaskHistory(TaskProgress):
@@ -65,6 +68,9 @@ class History:
     # of the attempt that compiled the library which is there; None if that was not compared
     library_report: dict[str, Any] | None = None
     runs_since: set[str] = dataclasses.field(default_factory=set)  # attempts after that one
+    # At least so many trials waited for the shared store when an attempt was killed, and the
+    # user was not told.
+    n_waiting: int = 0
     before_sec: float = 0.0  # seconds of all attempts but the last
     # of each stage, in all attempts
     stage_secs: defaultdict[str, float] = dataclasses.field(
@@ -87,6 +93,7 @@ class History:
         self._search_start_sec, self.open_search_sec = None, 0.0
         self.report = self.library_report = None
         self.spent_sec = self.before_sec = 0.0
+        self.n_waiting = 0
 
     def keep_tasks(self, keys: Mapping[str, str]) -> None:
         """Forget the trials of names that stand for another workload now, by the workloads' keys.
@@ -141,6 +148,8 @@ class History:
             # The search's own, or of what follows one that never began.
             self._search_start_sec, self.open_search_sec = None, 0.0
             self.stage_secs[str(event["stage"])] += float(event["seconds"])
+        elif kind in ("error", "store-back", "undelivered"):
+            self._count_waiting(event)
         elif kind == "library":
             self.library_report = None
         elif kind == "report":
@@ -176,6 +185,13 @@ class History:
         task.flop = event.get("flop")
         task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)
         self.errors.update(event.get("errors") or {})
+
+    def _count_waiting(self, event: dict[str, Any]) -> None:
+        """Count the trials that wait for the shared store; the run's own has such events, too."""
+        if event["event"] == "undelivered":  # the user was told
+            self.n_waiting = 0
+        elif event.get("where", SHARED_STORE) == SHARED_STORE and "n_waiting" in event:
+            self.n_waiting = int(event["n_waiting"]) if event["event"] == "error" else 0
 
     def _end_search(self) -> None:
         """Count the seconds of a killed search, which has written no stage."""

@@ -61,7 +61,7 @@ from tvm_adaptive.tuning.session import (
     worker_server,
 )
 from tvm_adaptive.tuning.target import TargetLike, describe_target
-from tvm_adaptive.tuning.warm_start import warm_started
+from tvm_adaptive.tuning.warm_start import report_waiting, warm_started
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
 from tvm_adaptive.workers.cores import limits_note, n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -402,6 +402,7 @@ def _search(
             f"resumes after {history.n_trials} trials and {history.spent_sec:.0f} s"
         )
         session.check_goal(progress)
+    report_waiting(session)
     if not tasks:
         session.observer.note("no search: no schedule can change a function of this network")
         return progress

@@ -178,17 +178,29 @@ def _flush(session: Session, callback: Any) -> None:
         limit_sec = _INTERRUPTED_FLUSH_SEC
     side: Any = python_side(callback)
     n_missing = side.close(limit_sec)
-    if not n_missing or session.store is None:
+    _report_undelivered(session, n_missing, f"{n_missing} trials are not in")
+
+
+def report_waiting(session: Session) -> None:
+    """Report the trials that waited for the shared store when an earlier attempt was killed."""
+    n_waiting = session.history.n_waiting
+    what = f"at least {n_waiting} trials of an earlier attempt were not written to"
+    _report_undelivered(session, n_waiting, what)
+
+
+def _report_undelivered(session: Session, n_trials: int, what: str) -> None:
+    """Say how trials come to the shared store that it lacks."""
+    if not n_trials or session.store is None:
         return
     name = session.store.name
     given = redacted_name(session.config.store, session.store)
     password = f" (with the password instead of {HIDDEN})" if HIDDEN in given else ""
     session.observer.note(
-        f"{n_missing} trials are not in the record store {name}. When it can be written again"
+        f"{what} the record store {name}. When it can be written again"
         f"{password}: tvm-adaptive db --store {shlex.quote(given)} "
         f"import {shlex.quote(str(session.work_dir))}"
     )
-    session.journal.write("undelivered", store=name, n_trials=n_missing)
+    session.journal.write("undelivered", store=name, n_trials=n_trials)
 
 
 def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None:
