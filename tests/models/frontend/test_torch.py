@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.models import prepare
 from tvm_adaptive.models.frontend import load, with_sample
 from tvm_adaptive.models.frontend.torch_flat import flat_module, quiet
 from tvm_adaptive.models.frontend.torch_program import (
@@ -20,6 +21,7 @@ from tvm_adaptive.models.frontend.torch_program import (
 )
 from tvm_adaptive.models.network import shape_text
 from tvm_adaptive.tuning import embedding
+from tvm_adaptive.tuning.target import resolve_target
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
 
@@ -313,6 +315,27 @@ def test_a_module_of_an_exported_program(torch, check_import):
     check_import(
         network_of_module(exported, (torch.ones(2, 4),), {}, name="net", shapes={}, source="net")
     )
+
+
+def test_axes_may_count_from_the_last(torch, tmp_path, check_import):
+    """Images with channels last, of a batch that a reshape would do for, and of a larger one."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            y = self.conv(x.permute(0, -1, 1, 2)).relu()
+            return y.mean((-2, -1), keepdim=True).squeeze(-1).exp()
+
+    for n_images in (1, 2):
+        exported = torch.export.export(Net().eval(), (torch.randn(n_images, 6, 7, 3),))
+        path = tmp_path / f"net{n_images}.pt2"
+        torch.export.save(exported, str(path))
+        network = load(str(path))
+        check_import(network)
+        assert prepare(network, resolve_target("cpu")).layout == "NHWC"
 
 
 @pytest.mark.parametrize("name", ["relax", "network"])

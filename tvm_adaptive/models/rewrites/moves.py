@@ -14,13 +14,29 @@ from tvm_adaptive.models.rewrites.strided_view import StridedView
 TRANSPOSE = "relax.permute_dims"
 CONCATENATION = "relax.concat"
 RESHAPE = "relax.reshape"
-RESHAPES = frozenset({RESHAPE, "relax.flatten", "relax.expand_dims", "relax.squeeze"})
+SQUEEZE = "relax.squeeze"
+RESHAPES = frozenset({RESHAPE, SQUEEZE, "relax.flatten", "relax.expand_dims"})
 
 
 def axes_of_transpose(call: Any) -> list[int]:
-    """Return the axes of a transpose's argument in the order of the result."""
-    axes, rank = call.attrs.axes, int(call.args[0].ty.ndim)
-    return [int(axis) for axis in axes] if axes is not None else list(range(rank))[::-1]
+    """Return the axes of a transpose's argument, from the first, in the order of the result."""
+    axes = call.attrs.axes
+    if axes is None:
+        return list(range(int(call.args[0].ty.ndim)))[::-1]
+    # TVM keeps the axes as they are given, also those that count from the last one.
+    return [int(axis) % len(axes) for axis in axes]
+
+
+def squeeze_from_first(call: Any) -> Any:
+    """Return a squeeze whose axes count from the first one; another operator as it is.
+
+    For others, TVM's conversion of layouts ends in an error (``std::bad_alloc``).
+    """
+    axes = call.attrs.axis if operator_of(call) == SQUEEZE else None
+    rank = int(call.args[0].ty.ndim)
+    if axes is None or rank < 0 or all(int(axis) >= 0 for axis in axes):
+        return call
+    return relax.op.squeeze(call.args[0], [int(axis) % rank for axis in axes])
 
 
 def reshaped_constant(value: Constant, extents: Sequence[int]) -> Constant:

@@ -22,6 +22,7 @@ from tvm_adaptive.models.rewrites.moves import (
     axes_of_transpose,
     axis_of_concatenation,
     reshaped_constant,
+    squeeze_from_first,
 )
 
 # From channels last to channels first: how PyTorch's blocks of channels last return.
@@ -64,12 +65,12 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         """Rewrite a reshape, a transpose, or an operation on the result of one."""
         call = super().visit_call_(call)
         name = operator_of(call)
-        if name in RESHAPES and known_extents(call):
+        if name in RESHAPES:
             extents = known_extents(call)
             # The conversion of layouts follows a squeeze, but no other reshape.
             is_one_of_several = self._behind(call.args[0], *RESHAPES) is not None
-            is_left = name != RESHAPE and not is_one_of_several
-            return call if is_left else self._reshaped(call.args[0], extents)
+            is_left = not extents or (name != RESHAPE and not is_one_of_several)
+            return squeeze_from_first(call) if is_left else self._reshaped(call.args[0], extents)
         if name == TRANSPOSE:
             return self._transposed(call.args[0], axes_of_transpose(call))
         if name == CONCATENATION:
