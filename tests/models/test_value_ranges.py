@@ -236,3 +236,34 @@ def test_the_scale_of_an_output_is_that_of_what_bounds_it() -> None:
     network = network_of(WITH_DATA, make)
     found = output_scales(main_of(network.mod))
     assert found == pytest.approx([1.0, 0.01, 3.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("bound", "size"), [(-LOWEST, 16), (-LOWEST, 2), (1e9, 16), (6.0, 16)])
+def test_a_bound_far_from_all_values_excuses_no_error(bound: float, size: int) -> None:
+    """As of a clip to what the type holds, and of the number of a mask."""
+
+    def make(emit: Any, x: Any, data: Any) -> Any:
+        clipped = emit(op.clip(data, 0.0, bound))
+        hidden = emit(op.where(emit(op.astype(x, "bool")), emit(op.sigmoid(data)), number(
+            -bound, "float32")))  # fmt: skip
+        return relax.Tuple([clipped, hidden])
+
+    network = network_of({name: ((2, size), kind) for name, kind in (
+        ("x", "int64"), ("data", "float32"))}, make)  # fmt: skip
+    positive = np.linspace(0.5, 2.0, 2 * size, dtype="float32").reshape(2, size)
+    hidden = np.where([[True], [size < 16]], positive, np.float32(-bound))
+    expected = [positive, hidden]
+    assert network.problem_beside_framework(expected, expected, 1e-3) is None
+    for place in (0, 1):
+        wrong = [each.copy() for each in expected]
+        wrong[place][0, 0] = 0.55
+        problem = network.problem_beside_framework(wrong, expected, 1e-3)
+        assert f"output {place}: 1 of" in str(problem)
+
+
+def test_a_sigmoid_next_to_zero_may_be_off_by_a_millionth() -> None:
+    network = network_of(WITH_DATA, lambda emit, x, data: op.sigmoid(data))
+    expected = np.full((2, 8), 1e-9, "float32")
+    found = expected + np.float32(1e-7)
+    assert network.problem_beside_framework([found], [expected], 1e-3) is None
+    assert network.problem_beside_framework([found * 100], [expected], 1e-3) is not None

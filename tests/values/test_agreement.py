@@ -13,6 +13,7 @@ from tvm_adaptive.values.agreement import (
     differs_rarely,
     disagreement,
     is_mostly_not_finite,
+    largest_size,
     numpy_dtype,
     outputs_problem,
     perturbed,
@@ -267,6 +268,14 @@ def test_the_numbers_of_a_mask_do_not_excuse_others() -> None:
         wrong[0] = 1.1
         assert "first at [0]" in str(disagreement([expected], [wrong], rtol=1e-3))
         assert disagreement([expected], [expected * np.float32(1.0005)], rtol=1e-3) is None
+
+
+def test_the_largest_size_is_of_finite_numbers_and_of_no_mask() -> None:
+    assert largest_size(np.array([1.0, -3.0, np.inf, np.nan])) == 3.0
+    assert largest_size(np.array([[1.0, -9.0], [-1e9, 2.0]], "float32")) == 1e9  # a single one
+    assert largest_size(np.array([*range(32), *[-1e9] * 32], "float32")) == 31.0
+    assert largest_size(np.array([True, False])) == 1.0
+    assert largest_size(np.array([np.nan])) == 0.0
 
 
 def test_numbers_that_were_rounded_and_are_floats_again_may_be_the_next_ones() -> None:

@@ -184,6 +184,11 @@ def outputs_problem(
     return None
 
 
+def largest_size(values: Array) -> float:
+    """Return the largest absolute value of finite numbers, without those of a mask."""
+    return float(_sizes(values).max(initial=0.0))
+
+
 def largest_difference(outputs: Sequence[Array], reference: Sequence[Array]) -> Difference:
     """Compare outputs element by element."""
     if [each.shape for each in outputs] != [each.shape for each in reference]:
@@ -276,9 +281,14 @@ def _is_rare(wrong: Array) -> bool:
 
 def _floor(expected: Array, rtol: float) -> float:
     """Return the absolute error that is allowed even in a zero: a share of the typical size."""
-    exact = expected.astype(np.float64)
-    sizes = _without_mask(np.abs(exact[np.isfinite(exact)]))
+    sizes = _sizes(expected)
     return rtol * (float(np.sqrt(np.mean(np.square(sizes)))) if sizes.size else 0.0)
+
+
+def _sizes(values: Array) -> Array:
+    """Return the absolute values of finite numbers that are none of a mask."""
+    exact = values.astype(np.float64)
+    return _without_mask(np.abs(exact[np.isfinite(exact)]))
 
 
 def _without_mask(sizes: Array) -> Array:
