@@ -280,3 +280,88 @@ def test_one_branch_that_differs_leaves_the_others_merged():
     found = merged(model_of([alike, unlike], inputs=inputs, outputs=("y", "z")))
     assert operators(found).count("If") == 1
     assert operators(found).count("Where") == 1
+
+
+COLUMNS = node("Unsqueeze", ["k", "one"], ["column"])
+SUMS = node("ReduceSum", ["rows", "one"], ["b"], keepdims=0)
+# What runs only where ``k`` is as it must be: nodes, a right ``k``, a wrong one.
+TRUSTING = {
+    "Div": ([node("Div", ["numbers", "k"], ["r"]), node("Cast", ["r"], ["b"], to=kinds.FLOAT)],
+            [2, -1, 3], [0, 1, 0]),
+    "Mod": ([node("Mod", ["numbers", "k"], ["r"]), node("Cast", ["r"], ["b"], to=kinds.FLOAT)],
+            [2, -1, 3], [0, 1, 0]),
+    "Gather": ([node("Gather", ["x", "k"], ["b"])], [2, 0, -1], [7, 0, -9]),
+    "GatherElements": ([node("GatherElements", ["x", "k"], ["b"])], [2, 0, -1], [7, 0, -9]),
+    "GatherND": ([COLUMNS, node("GatherND", ["x", "column"], ["b"])], [2, 0, 1], [7, 0, -9]),
+    "ScatterElements": ([node("ScatterElements", ["x", "k", "x"], ["b"])], [2, 0, 1], [7, 0, -9]),
+    "ScatterND": ([COLUMNS, node("ScatterND", ["x", "column", "x"], ["b"])],
+                  [2, 0, 1], [7, 0, -9]),
+    "ReverseSequence": (
+        [node("ReverseSequence", ["square", "k"], ["rows"], batch_axis=0, time_axis=1), SUMS],
+        [2, 1, 3], [7, 1, -9]),
+    "RoiAlign": (
+        [node("RoiAlign", ["images", "boxes", "k"], ["regions"], output_height=1, output_width=1),
+         node("Reshape", ["regions", "three"], ["b"])],
+        [2, 0, 1], [7, 0, -9]),
+}  # fmt: skip
+CONSTANTS = {
+    "numbers": np.array([7, -8, 9]),
+    "one": np.array([1]),
+    "three": np.array([3]),
+    "square": np.arange(9, dtype="float32").reshape(3, 3),
+    "images": np.arange(48, dtype="float32").reshape(3, 1, 4, 4),
+    "boxes": np.array([[0, 0, 3, 3], [1, 1, 2, 2], [0, 1, 3, 2]], "float32"),
+}
+PLAIN = branch("plain", node("Identity", ["x"], ["b"]))
+
+
+def guarded(nodes, *, is_then, condition="go", weights=None, inputs=(("go", kinds.BOOL, []),)):
+    branches = [branch("trusting", *nodes), PLAIN][:: 1 if is_then else -1]
+    choose = node("If", [condition], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [info("k", kinds.INT64, [3]), *(info(*each) for each in inputs)]
+    return model_of([choose], CONSTANTS | (weights or {}), inputs=inputs)
+
+
+@pytest.mark.parametrize("is_then", [True, False])
+@pytest.mark.parametrize("operator", TRUSTING)
+def test_a_branch_that_is_not_taken_does_no_harm(operator, is_then):
+    nodes, right, wrong = TRUSTING[operator]
+    model = guarded(nodes, is_then=is_then)
+    found = merged(copy_of(model))
+    assert not is_controlled(found)
+    assert operators(found).count("Where") == 2
+    for go, k in ((is_then, right), (not is_then, right), (not is_then, wrong)):
+        feeds = {"go": np.array(go), "k": np.array(k)}
+        with np.errstate(divide="raise", invalid="raise"):
+            assert np.array_equal(computed(found, **feeds)[0], computed(model, **feeds)[0])
+
+
+def test_branches_inside_of_branches_do_no_harm():
+    nodes, right, wrong = TRUSTING["Div"]
+    halved = [node("Cast", ["x"], ["whole"], to=kinds.INT64),
+              node("Div", ["whole", "k"], ["r"]), nodes[1]]  # fmt: skip
+    inner = node("If", ["really"], ["b"], then_branch=branch("trusting", *nodes),
+                 else_branch=branch("halved", *halved))  # fmt: skip
+    switches = [("go", kinds.BOOL, []), ("really", kinds.BOOL, [])]
+    model = guarded([inner], is_then=True, inputs=switches)
+    found = merged(copy_of(model))
+    assert not is_controlled(found)
+    for go, really, k in ((1, 1, right), (1, 0, right), (0, 1, wrong), (0, 0, wrong)):
+        feeds = {"go": np.array(go, bool), "really": np.array(really, bool), "k": np.array(k)}
+        with np.errstate(divide="raise"):
+            assert np.array_equal(computed(found, **feeds)[0], computed(model, **feeds)[0])
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Div", ["x", "x"], ["b"])],
+        [node("Add", ["ends", "one"], ["k2"]), node("Gather", ["x", "k2"], ["b"])],
+        [node("Shape", ["x"], ["s"]), node("Div", ["numbers", "s"], ["r"]),
+         node("Cast", ["r"], ["b"], to=kinds.FLOAT)],
+    ],
+)  # fmt: skip
+def test_floats_and_constants_need_no_guard(nodes):
+    found = merged(guarded(nodes, is_then=True, weights={"ends": np.array([0, 1, 0])}))
+    assert not is_controlled(found)
+    assert operators(found).count("Where") == 1

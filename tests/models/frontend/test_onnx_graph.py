@@ -178,6 +178,29 @@ def test_of_other_branches_both_are_computed_where_they_are_alike(
         load(str(save(onnx, model, tmp_path)))
 
 
+@pytest.mark.parametrize("operator", ["Div", "Gather"])
+def test_a_branch_may_guard_what_it_computes(operator, onnx, tmp_path, check_import):
+    """A division by zero would end this process."""
+    make, kinds = onnx.helper.make_node, onnx.TensorProto
+    operands = ["table", "k"] if operator == "Div" else ["x", "k"]
+    nodes = [make(operator, operands, ["found"]), make("Cast", ["found"], ["b"], to=kinds.FLOAT)]
+    info = onnx.helper.make_tensor_value_info("b", kinds.FLOAT, None)
+    nodes = [
+        make("ReduceSum", ["x"], ["sum"], keepdims=0),
+        make("Less", ["sum", "zero"], ["is_negative"]),
+        make("If", ["is_negative"], ["y"], else_branch=branch(onnx, "Neg"),
+             then_branch=onnx.helper.make_graph(nodes, "guarded", [], [info])),
+    ]  # fmt: skip
+    weights = {"table": np.array([7, -8, 9]), "zero": np.float32(0)}
+    model = model_of(onnx, nodes, {"x": [3]}, weights)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("k", kinds.INT64, [3]))
+    path = str(save(onnx, model, tmp_path))
+    wrong = [0, 0, 0] if operator == "Div" else [1 << 40, -(1 << 40), 3]
+    for sign, k in ((-1, [1, 2, 1]), (1, [1, 2, 1]), (1, wrong)):
+        x = sign * np.arange(1, 4, dtype="float32")
+        check_import(load(path, inputs={"x": x, "k": np.array(k)}))
+
+
 def test_a_number_of_the_sample_decides_a_branch(onnx, tmp_path, check_import):
     make = onnx.helper.make_node
     nodes = [

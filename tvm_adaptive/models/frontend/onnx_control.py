@@ -5,7 +5,9 @@ TVM's importer has no loops, and the functions behind a branch could not be tune
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,17 @@ _SAME_NUMBER = ("Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _MAX_CONDITION = 100
 # Since this version, the axes of Unsqueeze are an input.
 _AXES_AS_INPUT = 13
+# Results of both branches, by the prefix of the choice.
+_OF_BRANCH = re.compile(r"(if\d+_\d+)_(then|else)_branch_")
+# Operators that end the process, or read outside of a tensor, for some numbers of an operand: the
+# place of that operand, and a number of it that is always right.
+_DIVISIONS = dict.fromkeys(("Div", "Mod"), (1, 1))
+_TRUSTING = {
+    **_DIVISIONS,
+    **dict.fromkeys(("Gather", "GatherElements", "GatherND", "ReverseSequence"), (1, 0)),
+    **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), (1, 0)),
+    "RoiAlign": (2, 0),
+}
 
 
 def is_controlled(model: Any) -> bool:
@@ -62,20 +75,23 @@ def taken(model: Any, prefix: str = "") -> Any:
 def merged(model: Any) -> Any:
     """Return a model that computes both branches of each ``If`` and chooses between the results.
 
-    Only where those have the same shapes and types; other branches stay.
+    Only where those have the same shapes and types; other branches stay. A branch may guard what
+    it computes: indices and divisors of the other one become numbers that do no harm.
     """
     for depth in range(_MAX_DEPTH):
         pairs: _Pairs = {}
         found = _rewritten(model, "If", f"if{depth}_", functools.partial(_both_branches, pairs))
-        if found is None:
+        typed = None if found is None else _typed(found)
+        if typed is None:
             break
-        alike = _alike(found, pairs)
+        alike = _alike(typed, pairs)
         if len(alike) < len(pairs):
             write = functools.partial(_both_branches, {}, only=alike)
             found = _rewritten(model, "If", f"if{depth}_", write)
-        if found is None:
+            typed = None if found is None else _typed(found)
+        if typed is None:
             break
-        model = found
+        model = _guarded(typed, alike)
     return model
 
 
@@ -274,17 +290,26 @@ def _both_branches(
     return nodes
 
 
-def _alike(model: Any, pairs: _Pairs) -> set[str]:
-    """Return for which prefixes each pair of values is known to have one shape and type."""
+def _typed(model: Any) -> Any | None:
+    """Return a model with types of its values, also those of branches; None if ONNX fails."""
     import onnx
 
     try:
         # What does not fit the shapes, as in a branch that is not taken, stays unknown.
-        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception:  # ONNX's own: for large models
-        return set()
+        return None
+
+
+def _types(graph: Any) -> dict[str, Any]:
+    """Return the types of a graph's values, by their names."""
     known = (*graph.value_info, *graph.input, *graph.output, *weight_types(graph))
-    types = {each.name: each.type for each in known}
+    return {each.name: each.type for each in known}
+
+
+def _alike(model: Any, pairs: _Pairs) -> set[str]:
+    """Return for which prefixes each pair of values is known to have one shape and type."""
+    types = _types(model.graph)
 
     def is_alike(pair: tuple[str, str]) -> bool:
         first, second = map(types.get, pair)
@@ -293,6 +318,84 @@ def _alike(model: Any, pairs: _Pairs) -> set[str]:
         return bool(first.tensor_type.HasField("shape"))
 
     return {prefix for prefix, found in pairs.items() if all(map(is_alike, found))}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Branch:
+    """What the nodes of a merged branch can refer to."""
+
+    condition: str
+    is_then: bool
+    types: dict[str, Any]
+    made: dict[str, Any]
+    weights: frozenset[str]
+
+    def within(self, inner: Any) -> _Branch:
+        """Return the same for a subgraph of one of its nodes."""
+        return dataclasses.replace(
+            self,
+            types=self.types | _types(inner),
+            made=self.made | _made(inner),
+            weights=self.weights | {each.name for each in inner.initializer},
+        )
+
+    def guarded(self, node: Any) -> list[Any]:
+        """Return a node, behind the choice of its operand if any number may be in that."""
+        from onnx import helper, numpy_helper
+
+        node = _copy(node)
+        for inner in inner_graphs(node):
+            within = self.within(inner)
+            nodes = [each for one in inner.node for each in within.guarded(one)]
+            del inner.node[:]
+            inner.node.extend(nodes)
+        place, harmless = _TRUSTING.get(node.op_type, (len(node.input), 0))
+        if place >= len(node.input) or self._is_constant(node.input[place]):
+            return [node]
+        kind = self._kind_of(node, place)
+        if node.op_type in _DIVISIONS and kind.kind not in "iu":
+            return [node]
+        name = f"{node.output[0]}.{self.condition}"
+        number, chosen = f"{name}.number", f"{name}.chosen"
+        value = numpy_helper.from_array(np.asarray(harmless, kind))
+        constant = helper.make_node("Constant", [], [number], value=value)
+        pair = [node.input[place], number] if self.is_then else [number, node.input[place]]
+        node.input[place] = chosen
+        return [constant, helper.make_node("Where", [self.condition, *pair], [chosen]), node]
+
+    def _is_constant(self, name: str) -> bool:
+        sources = _sources_of(name, self.made)
+        return sources is not None and sources <= self.weights
+
+    def _kind_of(self, node: Any, place: int) -> np.dtype[Any]:
+        """Return the type of an operand; those of a division have the one of its result."""
+        from onnx import helper
+
+        names = [node.input[place]]
+        names += [*node.input, *node.output] if node.op_type in _DIVISIONS else []
+        types = (self.types[each].tensor_type for each in names if each in self.types)
+        kinds = (each.elem_type for each in types if each.elem_type)
+        found = next(kinds, None)
+        return np.dtype(np.int64 if found is None else helper.tensor_dtype_to_np_dtype(found))
+
+
+def _guarded(model: Any, prefixes: Collection[str]) -> Any:
+    """Return a typed model whose merged branches do no harm where they are not taken."""
+    graph = model.graph
+    weights = frozenset(each.name for each in graph.initializer)
+    types, made = _types(graph), _made(graph)
+    nodes: list[Any] = []
+    for node in graph.node:
+        of_branch = _OF_BRANCH.match(next(filter(None, node.output), ""))
+        if of_branch is None or of_branch[1] not in prefixes:
+            nodes.append(_copy(node))
+            continue
+        condition, is_then = f"{of_branch[1]}_is", of_branch[2] == "then"
+        branch = _Branch(condition, is_then, types, made, weights)
+        nodes += branch.guarded(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model
 
 
 def _body_of(node: Any, kind: str) -> Any:
