@@ -76,6 +76,48 @@ def test_pools_of_the_same_size_are_padded_as_onnx_has_it(compare):
     compare(nodes, {"odd": drawn(1, 2, 5, 7)}, {}, opset=19)
 
 
+@pytest.mark.parametrize(
+    ("auto_pad", "stride", "pads"),
+    [("SAME_UPPER", 1, [2, 2]), ("SAME_UPPER", 2, [1, 2]), ("SAME_LOWER", 2, [2, 1])],
+)
+def test_pools_of_the_same_size_may_have_gaps(compare, run_graph, auto_pad, stride, pads):
+    """As ONNX defines it; ONNX Runtime pads as if there were none, but knows pads in numbers."""
+
+    def pools(**pad):
+        how = {"kernel_shape": [3], "dilations": [2], "strides": [stride], **pad}
+        return [
+            make("AveragePool", ["x"], ["average"], **how),
+            make("AveragePool", ["x"], ["with_pads"], **how, count_include_pad=1),
+            make("LpPool", ["x"], ["norm"], **how),
+            make("MaxPool", ["x"], ["largest"], **how),
+        ]
+
+    inputs = {"x": drawn(1, 1, 8)}
+    compare(pools(pads=pads), inputs, {}, opset=19)
+    expected = run_graph(pools(pads=pads), inputs, {}, opset=19)
+    found = run_graph(pools(auto_pad=auto_pad), inputs, {}, opset=19)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == (1, 1, 8 // stride)
+        np.testing.assert_array_equal(one, other)
+
+
+def test_norms_of_windows_that_are_cut_off(compare, run_graph):
+    node = make("LpPool", ["x"], ["y"], kernel_shape=[2], strides=[2], ceil_mode=1, p=1)
+    ones = np.ones((1, 1, 5), "float32")
+    (found,) = run_graph([node], {"x": ones}, {}, opset=18)
+    np.testing.assert_allclose(found, [[[2, 2, 1]]], rtol=1e-6)
+    how = {"kernel_shape": [3, 2], "strides": [2, 3], "ceil_mode": 1}
+    nodes = [
+        node,
+        make("LpPool", ["image"], ["image_norm"], **how),
+        make("LpPool", ["image"], ["padded"], **how, pads=[1, 0, 1, 1]),
+        make("LpPool", ["image"], ["with_gaps"], **how, dilations=[2, 1]),
+        # Its last window would begin in the pads at the end.
+        make("LpPool", ["x"], ["short"], kernel_shape=[2], strides=[3], pads=[0, 1], ceil_mode=1),
+    ]
+    compare(nodes, {"x": drawn(1, 1, 5), "image": drawn(1, 2, 6, 8, seed=1)}, {}, opset=18)
+
+
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_a_convolution_of_the_same_size_pads_by_itself(compare, auto_pad):
     how = {"strides": [2, 2], "auto_pad": auto_pad}

@@ -49,7 +49,7 @@ OWN: dict[str, OnnxConverter] = {
     "LayerNormalization": elementwise.convert_layer_normalization,
     "LpNormalization": elementwise.convert_lp_normalization,
     **dict.fromkeys(("Max", "Mean", "Min", "Sum"), elementwise.convert_of_many),
-    **dict.fromkeys(("Conv", "MaxPool"), places.convert_windows),
+    **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), places.convert_windows),
     "MatMulNBits": quantization.convert_packed_product,
     "MultiHeadAttention": convert_multi_head_attention,
     "NonMaxSuppression": places.convert_non_max_suppression,

@@ -154,23 +154,34 @@ def convert_slice(node: OnnxNode) -> Expr:
 
 
 def convert_windows(node: OnnxNode) -> Expr:
-    """Convert Conv or MaxPool, with pads in numbers.
+    """Convert Conv or a pool, with pads in numbers.
 
     For "SAME", TVM copies the images of a convolution, with channels first, and the pads of its
-    pools may be below zero, or too few.
+    pools may be below zero, or too few. Where sizes are rounded up, its LpPool multiplies the mean
+    of a window that is cut off by the places of a whole one.
     """
     attributes = dict(node.attributes)
     auto = as_text(attributes.pop("auto_pad", "NOTSET"))
-    if not auto.startswith("SAME"):
+    is_rounded_up = bool(attributes.pop("ceil_mode", 0))
+    is_same = auto.startswith("SAME")
+    if not is_same and not (is_rounded_up and node.operator == "LpPool"):
         return node.by_tvm()
     extents = np.array(shape_of(node.inputs[0])[2:])
     ones = [1] * len(extents)
     strides, dilations = (np.array(attributes.get(n, ones)) for n in ("strides", "dilations"))
     kernel = attributes.get("kernel_shape") or shape_of(node.inputs[1])[2:]
     reach = (np.array(kernel) - 1) * dilations + 1
-    results = -(-extents // strides)
-    totals = np.maximum((results - 1) * strides + reach - extents, 0)
-    attributes["pads"] = _pads_of(totals, auto)
+    if is_same:
+        results = -(-extents // strides)
+        totals = np.maximum((results - 1) * strides + reach - extents, 0)
+        attributes["pads"] = _pads_of(totals, auto)
+        return node.by_tvm(attributes=attributes)
+    first, last = np.reshape(attributes.get("pads", [0, 0] * len(extents)), (2, -1))
+    results = -((reach - extents - first - last) // strides) + 1
+    # A window that would begin behind the image is left out.
+    results -= (results - 1) * strides >= extents + first
+    last = np.maximum((results - 1) * strides + reach - extents - first, 0)
+    attributes["pads"] = (*first.tolist(), *last.tolist())
     return node.by_tvm(attributes=attributes)
 
 
