@@ -218,6 +218,32 @@ def test_two_factors_whose_product_is_too_large_stay() -> None:
     assert operators(fold_affine(mod)) == ["multiply", "multiply"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_factors_whose_product_is_next_to_zero_stay(dtype: str) -> None:
+    tiny, large = (1e-25, 1e30) if dtype == "float32" else (1e-200, 1e300)
+
+    def scaled(emit: Any, x: Any) -> Any:
+        for factor in (tiny, tiny, large):
+            x = product(emit, x, relax.const(factor, dtype))
+        return x
+
+    def factors(mod: IRModule) -> list[float]:
+        calls = [each.value for each in _tvm.bindings_of(mod["main"])]
+        arguments = [each for call in calls for each in call.args]
+        found = [_tvm.data_of_constant(x) for x in arguments if isinstance(x, _tvm.Constant)]
+        return [float(np.abs(each.numpy()).max()) for each in found]
+
+    kept = factors(fold_affine(networks.module_of({"x": SHAPE}, scaled, dtype)))
+    assert kept == pytest.approx([tiny * large * tiny], rel=1e-6, abs=0.0)
+    # Also where the first one is that of a convolution's weights; zeros are held.
+    if dtype == "float32":
+        found = factors(fold_affine(module_of(lambda emit, x: scaled(emit, conv(emit, x)))))
+        assert all(each > np.finfo(dtype).tiny for each in found)
+        zero = relax.const(0.0, dtype)
+        mod = module_of(lambda emit, x: product(emit, product(emit, x, zero), zero))
+        assert operators(fold_affine(mod)) == ["multiply"]
+
+
 def rows_of(emit: Any, x: Any) -> Any:
     y = emit(relax.op.divide(x, relax.const(41.0, "float32")))
     return emit(relax.op.floor(emit(relax.op.reshape(y, (-1,)))))

@@ -11,6 +11,7 @@ make a task of its own of a layer that is otherwise like others.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -182,8 +183,9 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         if before is not None and _is_of_same_shape(before):
             inner, number = before.args[0], _numbers(before.args[1])
             if operator_of(before) == "relax.multiply":
-                if _fit(number, factor) and _is_held(number * factor, value):
-                    return self._product(inner, number * factor)
+                joined = number * factor if _fit(number, factor) else None
+                if joined is not None and _is_held(joined, value, number, factor):
+                    return self._product(inner, joined)
                 return relax.op.multiply(value, _constant(factor, value))
             # Elsewhere, that would be no operation less.
             convolution = self._own(inner, _CONVOLUTION, _TRANSPOSED)
@@ -207,10 +209,14 @@ def _fit(a: FloatArray, b: FloatArray) -> bool:
     return np.broadcast(a, b).size == max(a.size, b.size)
 
 
-def _is_held(numbers: FloatArray, like: Any) -> bool:
-    """Say whether a value's type holds numbers: none becomes infinite."""
-    with np.errstate(over="ignore"):
-        return bool(np.isfinite(numbers.astype(str(like.ty.dtype))).all())
+def _is_held(numbers: FloatArray, like: Any, *factors: FloatArray) -> bool:
+    """Say whether a value's type holds products: none is infinite, or next to zero but not 0."""
+    dtype = np.dtype(str(like.ty.dtype))
+    is_zero = functools.reduce(np.logical_or, (each == 0 for each in factors or (numbers,)))
+    with np.errstate(over="ignore", under="ignore"):
+        sizes = np.abs(numbers.astype(dtype))
+    is_normal = np.isfinite(sizes) & (sizes >= np.finfo(dtype).tiny)
+    return bool((is_normal | (is_zero & (numbers == 0))).all())
 
 
 def _is_float(value: Any) -> bool:
@@ -297,5 +303,8 @@ def _scaled(call: Any, factor: FloatArray) -> Any | None:
         n_groups = int(attrs.groups)
         grouped = last.reshape(*last.shape[:-2], n_groups, -1, last.shape[-1])
         found = (grouped * per_channel.reshape(n_groups, 1, -1)).reshape(last.shape)
+    # Single weights next to zero do not matter.
+    if not _is_held(np.abs(found).max(), call):
+        return None
     weights = _constant(np.ascontiguousarray(np.moveaxis(found, (-2, -1), axes)), kernel)
     return relax.Call(call.op, [call.args[0], weights], call.attrs, call.ty_args)
