@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import numbers
 import operator
 import types
@@ -23,9 +22,10 @@ def convert_types(options: Any) -> None:
     InvalidOptionError
         When a value is of another type; a whole number may stand for a float.
     """
-    for name, hint in _hints(type(options)).items():
-        value = getattr(options, name)
-        converted = value_of(value, hint, name)
+    hints = typing.get_type_hints(type(options))
+    for field in dataclasses.fields(options):
+        name, value = field.name, getattr(options, field.name)
+        converted = value_of(value, hints[name], name)
         if converted is not value:
             object.__setattr__(options, name, converted)
 
@@ -52,9 +52,3 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
     """Return the types that an annotation allows."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
-
-
-@functools.cache
-def _hints(options: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(options)
-    return {field.name: hints[field.name] for field in dataclasses.fields(options)}
