@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -40,6 +41,41 @@ with owned(work_dir) as owner:
         else:
             sqlite3.connect(work_dir / "store.db", timeout=60).execute("BEGIN IMMEDIATE")
 """
+# A child's signal, at the earliest moment, or its exit, and afterwards one to the program itself.
+FORKING = f"""
+import os, signal, sys, threading
+early = lambda: signal.raise_signal(signal.SIGTERM)
+if sys.argv[1] == "early":
+    os.register_at_fork(after_in_child=early)  # runs before what is registered later
+import runpy
+runpy.run_path({str(PROGRAM)!r})["defer_package"]("tvm_adaptive")  # TVM is not needed
+from tvm_adaptive.tuning.interrupts import interruptible
+is_seen = threading.Event()
+def interrupt():
+    name = threading.current_thread().name
+    os.write(1, f"interrupted in {{name}}\\n".encode())
+    if name == "signals":
+        is_seen.set()
+def fork():
+    child = os.fork()
+    if child == 0:
+        if sys.argv[1] == "exit":
+            sys.exit(3)
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    os.write(1, f"the child ended with {{os.waitstatus_to_exitcode(status)}}\\n".encode())
+with interruptible(interrupt, restore_screen=None, release=None):
+    if sys.argv[1] == "thread":
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    else:
+        fork()
+    os.write(1, b"now the program\\n")
+    signal.raise_signal(signal.SIGTERM)
+    is_seen.wait()
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -67,6 +103,39 @@ def test_the_end_waits_for_no_child_that_holds_the_pipe() -> None:
         signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
         held = os.dup(pipe)  # as in a process that was forked meanwhile
     os.close(held)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [
+        ("signal", -signal.SIGTERM),
+        ("thread", -signal.SIGTERM),
+        ("early", -signal.SIGTERM),
+        ("exit", 3),
+    ],
+)
+def test_a_forked_child_ends_alone(case: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, case], stdout=subprocess.PIPE, text=True, check=True
+    )
+    before, after = done.stdout.split("now the program\n")
+    assert before == f"the child ended with {int(code)}\n"
+    # The handler in Python, and the thread that sees a signal whatever the main thread does.
+    assert sorted(after.splitlines()) == [
+        "interrupted in MainThread",
+        "interrupted in signals",
+    ]
+
+
+def test_a_child_of_multiprocessing_ends_alone() -> None:
+    budget, context = Budget(None), multiprocessing.get_context("fork")
+    with interruptible(budget.interrupt, restore_screen=pytest.fail, release=pytest.fail):
+        child = context.Process(target=signal.raise_signal, args=(signal.SIGTERM,))
+        child.start()
+        child.join()
+    assert child.exitcode == -signal.SIGTERM
+    assert not budget.interrupted
 
 
 def test_nohup_stays_in_force() -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,10 @@ EXIT_INTERRUPTED = 130
 _ONE_REQUEST_SEC = 0.5
 # For a display to restore the screen; it may hang as the main thread does.
 _RESTORE_SEC = 1.0
+
+# The handlers that each active `interruptible` has replaced, the outermost first.
+_replaced: list[dict[int, Any]] = []
+_forking = threading.local()  # its `mask`: the signals that a thread blocked before it forks
 
 
 @contextlib.contextmanager
@@ -42,7 +47,8 @@ def interruptible(
     Python's own handler would raise wherever the main thread happens to be; inside TVM's
     native search that is a segmentation fault. Workers end with the process. Outside the
     main thread, where Python sets no handlers, nothing is caught; in an interactive
-    interpreter a second signal ends nothing, as its variables are the user's.
+    interpreter a second signal ends nothing, as its variables are the user's. A process that
+    the program forks meanwhile has the handlers of before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -64,21 +70,60 @@ def interruptible(
     def handle(_number: int, _frame: FrameType | None) -> None:
         interrupt()
 
+    owner = os.getpid()
+    # Known before the first is replaced: another thread may fork at any time.
+    _replaced.append({number: signal.getsignal(number) for number in numbers})
     wakeup_before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    for number in numbers:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if handler is not None:  # of a library in C, which Python cannot set again
-                signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup_before)
-        # A child that the program has forked may keep the pipe open.
-        os.set_blocking(writes, True)
-        os.write(writes, _END)
-        watcher.join()
-        os.close(writes)
-        os.close(reads)
+        if os.getpid() == owner:  # else a forked child, where nothing is left to undo
+            _restore(_replaced[-1])
+            signal.set_wakeup_fd(wakeup_before)
+            _replaced.pop()
+            # A child that the program has forked may keep the pipe open.
+            os.set_blocking(writes, True)
+            os.write(writes, _END)
+            watcher.join()
+            os.close(writes)
+            os.close(reads)
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    """Set handlers as they were."""
+    for number, handler in handlers.items():
+        if handler is not None:  # of a library in C, which Python cannot set again
+            signal.signal(number, handler)
+
+
+def _before_fork() -> None:
+    """Let signals to a child wait until it has its own handlers."""
+    numbers = {number for handlers in _replaced for number in handlers}
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+
+
+def _after_fork_in_parent() -> None:
+    """Let signals through again."""
+    if _forking.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
+    """Undo what is the parent's; the wakeup descriptor is the parent's pipe."""
+    if _replaced:
+        signal.set_wakeup_fd(-1)
+    while _replaced:
+        _restore(_replaced.pop())
+    _after_fork_in_parent()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
 
 
 def _numbers() -> frozenset[int]:
