@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -23,6 +25,7 @@ from tvm_adaptive.tuning import embedding, torch_backend
 from tvm_adaptive.tuning.checks import network as network_check
 from tvm_adaptive.tuning.config import FinishConfig
 from tvm_adaptive.workers.environment import Environment
+from tvm_adaptive.workers.scratch import remove_abandoned
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +169,32 @@ def test_one_process_forks_all_workers_of_a_call(monkeypatch):
     with pytest.raises(WorkerError, match="nothing is tuned"):
         tvm_adaptive.compile("net.onnx", trials=1, config=QUICK)
     assert given == [server] * 3
+
+
+def test_the_folder_of_a_model_is_its_process_own_and_a_killed_one_leaves_none(tmp_path):
+    program = """
+        import os, signal, sys
+        from tvm_adaptive.tuning.embedding import _folder
+        path, keep = _folder(None)
+        child = os.fork()
+        if child == 0:
+            sys.exit()
+        os.waitpid(child, 0)
+        print(path, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    folder = Path(done.stdout.strip())
+    assert folder.parent == tmp_path
+    assert folder.is_dir()
+    remove_abandoned(tmp_path)
+    assert not folder.exists()
 
 
 def test_arguments_that_say_nothing_are_refused():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from tvm_adaptive.tuning.session import RunOptions, worker_server
 from tvm_adaptive.tuning.target import environment_of, n_threads_of, resolve_target
 from tvm_adaptive.tuning.tune import run_loaded
 from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 # Of the calls of an inference, for a model that was not tuned here: records of less were made
 # for other models. Of one that was, any proven record will do: a short run reaches few tasks.
@@ -222,8 +222,8 @@ def _folder(work_dir: str | Path | None) -> tuple[Path, object]:
     """Return a directory, and what removes it when it is dropped."""
     if work_dir is not None:
         return Path(work_dir), None
-    keep = tempfile.TemporaryDirectory(prefix="tvm-adaptive-", ignore_cleanup_errors=True)
-    return Path(keep.name), keep
+    keep = ScratchFolder("compile")
+    return keep.path, keep
 
 
 def _key_of(network: Network, target: Target, config: TuneConfig) -> str:
