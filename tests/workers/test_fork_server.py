@@ -115,7 +115,7 @@ def test_torch_is_left_out_and_can_still_be_imported(make_server, tmp_path, monk
     assert run(make_server(["wants_torch"]), found).value == (None, "torch")
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGQUIT])
 def test_a_server_that_dies_takes_its_workers_along_and_is_replaced(make_server, sig):
     server = make_server()
     pool = WorkerPool(1, server=server)
@@ -128,6 +128,26 @@ def test_a_server_that_dies_takes_its_workers_along_and_is_replaced(make_server,
     (found,) = pool.map(parent, [()], TIMEOUT_SEC)
     assert found.error is None
     assert found.value != old
+    pool.close()
+
+
+def test_a_signal_to_all_processes_of_a_job_ends_only_what_workers_have_started(make_server):
+    def tell_all():
+        for pid in (os.getppid(), os.getpid()):
+            os.kill(pid, signal.SIGTERM)
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        forked = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        program = subprocess.run(["sh", "-c", "kill $$"], check=False)
+        return os.getpid(), forked, program.returncode
+
+    pool = WorkerPool(1, server=make_server())
+    server, before = (pool.map(each, [()], TIMEOUT_SEC)[0].value for each in (parent, os.getpid))
+    outcome = pool.map(tell_all, [()], TIMEOUT_SEC)[0]
+    assert outcome.value == (before, -signal.SIGTERM, -signal.SIGTERM)
+    assert pool.map(parent, [()], TIMEOUT_SEC)[0].value == server
     pool.close()
 
 

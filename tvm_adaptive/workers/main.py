@@ -40,8 +40,11 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until the parent closes the connection."""
     control, parent = (int(number) for number in arguments)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent may block the end of children
-    # Only the parent handles Ctrl-C: it decides whether the running task ends.
+    # Only the parent handles Ctrl-C, and SIGTERM, which a job manager sends to each process of a
+    # job: it decides whether the running task ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Not ignored: the programs that a task starts would inherit that.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     if not die_with(parent):
         return 1
     defer_package("tvm_adaptive")
@@ -229,6 +232,8 @@ def _work_after_fork(server: int, descriptors: Sequence[int], env: dict[str, str
     if not die_with(server):
         return 1
     _offer_to_oom_killer(_OOM_SCORE_WORKER)
+    # What a task forks, such as a pool of multiprocessing, is ended by this signal.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     os.environ.update(env)
     tempfile.tempdir = None  # it was chosen in another environment
     reads, writes = descriptors

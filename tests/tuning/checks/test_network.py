@@ -44,6 +44,7 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
+    MachineError,
     OutOfTimeError,
 )
 from tvm_adaptive.measure_callback import read_journal
@@ -55,10 +56,11 @@ from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks import functions, library, peers
 from tvm_adaptive.tuning.checks import network as network_check
 from tvm_adaptive.tuning.checks.network import NetworkCheck
+from tvm_adaptive.tuning.checks.untuned import UntunedBuild
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import Session
 from tvm_adaptive.values.forms import DIRECT, NO_FORM
-from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
 
 def on_farm(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
@@ -143,6 +145,24 @@ def test_an_untuned_network_that_runs_too_long_is_left_out(
             check.measure_untuned()  # has a fifth of the ten seconds
     assert "untuned.so was stopped after the 2 s left" in check.shortfall
     assert "untuned" in shorts(tmp_path)[0]
+
+
+def test_an_interrupt_that_has_ended_the_compiler_is_no_error(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(None)
+
+    def ended(_build: Any) -> Outcome:
+        budget.interrupt()
+        return Outcome(error=MachineError("the process that workers are forked from has ended"))
+
+    monkeypatch.setattr(UntunedBuild, "result", ended)
+    with session_in(tmp_path, budget) as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            assert check.measure_tuned(database) is None
+    assert check.library is None
 
 
 class Unbound:

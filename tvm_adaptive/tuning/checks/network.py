@@ -248,7 +248,8 @@ class NetworkCheck(LibraryCheck):
                 build.close()
                 build = self._compile_untuned(quick=False)
             outcome = build.result()
-            if outcome is None:
+            # What has interrupted the run may have ended its workers, too.
+            if outcome is None or context.budget.interrupted:
                 return
             if isinstance(outcome.error, MachineError):
                 raise outcome.error
