@@ -3,8 +3,16 @@ from tvm.s_tir import meta_schedule as ms
 
 from tests.journals import MemoryJournal
 from tvm_adaptive import AdaptiveSearch
-from tvm_adaptive._tvm import PySearchStrategy, derived_object, python_side
+from tvm_adaptive._tvm import (
+    PySearchStrategy,
+    contexts_of,
+    derived_object,
+    functions_as_tasks,
+    python_side,
+    te_workload,
+)
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+from tvm_adaptive.tuning.target import resolve_target
 
 SMALL = {"population_size": 48, "genetic_num_iters": 1, "init_min_unmeasured": 8}
 
@@ -59,6 +67,28 @@ def test_a_limit_goes_through_to_a_search_that_can_follow_it(make_task, n_given)
     python_side(task.context.search_strategy).limit_next_batch(n_given)
     assert len(task.round()) == n_given
     assert len(task.round()) == 16
+
+
+@pytest.mark.parametrize("inner", [AdaptiveSearch, ms.search_strategy.ReplayTrace])
+def test_only_the_clones_of_a_strategy_keep_tasks(tmp_path, inner):
+    """A cycle through C++ would keep what ``should_stop`` belongs to for ever."""
+    donor = StoppableSearch(inner(), lambda: False)
+    tasks = functions_as_tasks(te_workload("GMM"), resolve_target("cpu"))
+    (context,) = contexts_of(tasks, str(tmp_path), donor, 0)
+    clone = python_side(context.search_strategy)
+    if inner is AdaptiveSearch:
+        assert donor.inner.context is None
+        assert python_side(clone.inner).context.same_as(context)
+    clone.pre_tuning(
+        4,
+        4,
+        context.generate_design_space(),
+        ms.database.MemoryDatabase(),
+        ms.cost_model.RandomModel(),
+    )
+    assert len(clone.generate_measure_candidates()) == 4
+    clone.post_tuning()
+    clone.forget_task()
 
 
 def test_a_search_that_cannot_follow_a_limit_is_left_alone(make_task):

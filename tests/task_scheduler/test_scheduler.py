@@ -29,6 +29,7 @@ class OddSearch(PySearchStrategy):
             self.limit_next_batch = lambda n_trials: None
             self.begin_next_batch = lambda: None
             self.is_ready = lambda: True
+            self.forget_task = lambda: None
         self.inner = ms.search_strategy.ReplayTrace()
         self.name = ""
 

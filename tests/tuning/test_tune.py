@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import os
@@ -32,6 +33,7 @@ from tvm_adaptive.tuning.config import (
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
 from tvm_adaptive.tuning.inspect import shown_tasks
 from tvm_adaptive.tuning.registry import check_names
+from tvm_adaptive.tuning.session import Session
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=4, population_size=64, genetic_num_iters=1),
@@ -75,6 +77,26 @@ def test_the_whole_job_on_an_operator(tmp_path):
         *events
     }
     assert events.count("timing") == 16
+    assert sessions_in(tmp_path / "run") == []
+
+
+def sessions_in(work_dir):
+    """Return the sessions of a run that something still holds."""
+    gc.collect()
+    return [
+        each for each in gc.get_objects() if type(each) is Session and each.work_dir == work_dir
+    ]
+
+
+def test_a_run_that_fails_before_its_search_keeps_nothing(tmp_path, monkeypatch):
+    def fail(*_arguments, **_options):
+        assert len(sessions_in(tmp_path)) == 1
+        raise RuntimeError("made to fail")
+
+    monkeypatch.setattr("tvm_adaptive.tuning.tune._search", fail)
+    with pytest.raises(RuntimeError, match="made to fail"):
+        tune_tir(gmm(), work_dir=tmp_path, trials=16, seed=3, config=QUICK)
+    assert sessions_in(tmp_path) == []
 
 
 @pytest.mark.slow

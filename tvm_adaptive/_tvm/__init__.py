@@ -448,9 +448,12 @@ def contexts_of(
     # MetaSchedule's seeds are in [1, 2^31 - 1).
     with _set_up, _own_logging(), only_intrinsics(backends_of(targets)):
         space = space_generator_of(targets, reductions=reductions)
-        contexts, _ = extracted_tasks_to_tune_contexts(
-            list(tasks), work_dir, space, strategy, seed=1 + seed % (2**31 - 2)
-        )
+        try:
+            contexts, _ = extracted_tasks_to_tune_contexts(
+                list(tasks), work_dir, space, strategy, seed=1 + seed % (2**31 - 2)
+            )
+        finally:  # contexts have clones of it, but it was given each task, and is never ended
+            search_hooks(strategy).forget_task()
     return list(contexts)
 
 

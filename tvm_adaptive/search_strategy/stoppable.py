@@ -55,6 +55,10 @@ class DelegatingSearch(PySearchStrategy):  # type: ignore[misc]
         """Say whether the inner strategy's next batch is available at once."""
         return search_hooks(self.inner).is_ready()
 
+    def forget_task(self) -> None:
+        """Let the inner strategy release its task."""
+        search_hooks(self.inner).forget_task()
+
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
         """Return the inner strategy's next batch; None ends the task."""
         batch: list[MeasureCandidate] | None = self.inner.generate_measure_candidates()

@@ -123,11 +123,14 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         self.state = _State(proposer, max_trials, floor_sec_of(self.context), weights)
 
     def post_tuning(self) -> None:
-        """End the search and release the task, which owns this object in turn."""
+        """End the search and release the task."""
         if self.state is not None:
             self.state.proposer.end()
-        self.state = None
-        self.context = None
+        self.forget_task()
+
+    def forget_task(self) -> None:
+        """Release the task, which owns this object in turn: Python does not see that cycle."""
+        self.context = self.state = None
 
     def clone(self) -> Any:
         """Return a strategy of the same options for another task."""

@@ -298,10 +298,11 @@ def _shared(session: Session, trial_log: TrialLog) -> dict[str, Any]:
 
 def build_sec_of(session: Session, parts: Parts) -> Callable[[Any], float]:
     """Return what tells the seconds of a candidate's build in one process; NaN if not known."""
-    n_workers = _n_builders(session)
+    # Not the parts: the task scheduler would hold itself by its callbacks, through C++.
+    n_workers, trial_log = _n_builders(session), parts.trial_log
 
     def find(candidate: Any) -> float:
-        share_sec = parts.trial_log.get(module_key(candidate.sch.mod)).build_sec
+        share_sec = trial_log.get(module_key(candidate.sch.mod)).build_sec
         return math.nan if share_sec is None else n_workers * share_sec
 
     return find

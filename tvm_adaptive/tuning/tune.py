@@ -20,6 +20,7 @@ from tvm_adaptive._tvm import (
     ms,
     runner_hooks,
     scheduler_hooks,
+    search_hooks,
     tensor_functions_of,
     workload_key,
 )
@@ -317,7 +318,7 @@ def _tune_tasks(
         session.observer.note(note)
     check.begin_untuned()
     repair_database(session.work_dir)
-    with closing(make_parts(session)) as parts:
+    with closing(make_parts(session)) as parts, ExitStack() as stack:
         with session.stage("prepare"):  # beside the compilation of the untuned network
             contexts = contexts_of(
                 tasks,
@@ -326,6 +327,7 @@ def _tune_tasks(
                 session.seed,
                 reductions=session.config.search.reduction_sketches,
             )
+        stack.callback(_forget_tasks, contexts)
         check.measure_untuned()
         check.release_device()
         _plan_reserve(session, tasks, check)
@@ -369,6 +371,12 @@ def _tune_tasks(
     )
     session.journal.write("report", **report.as_fields())
     return report
+
+
+def _forget_tasks(contexts: Sequence[TuneContext]) -> None:
+    """Let searches release their tasks, also where MetaSchedule has not come to ending them."""
+    for context in contexts:
+        search_hooks(context.search_strategy).forget_task()
 
 
 def _plan_reserve(session: Session, tasks: Sequence[ExtractedTask], check: Check) -> None:

@@ -37,6 +37,10 @@ class SearchHooks(Protocol):
         """Say whether the next batch is available at once."""
         return False
 
+    def forget_task(self) -> None:
+        """Release the task that the search was given, which owns the search in turn."""
+        return
+
 
 class NoSearchHooks(SearchHooks):
     """The hooks of a search strategy that has none: they do nothing."""
