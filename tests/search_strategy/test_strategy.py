@@ -406,6 +406,17 @@ def test_it_needs_a_database():
         strategy.pre_tuning(10, 10, [], None, None)
 
 
+def test_a_task_that_was_tuned_is_tuned_again_as_a_clone(make_task):
+    task = make_task(AdaptiveSearch(**SMALL), ConstantModel())
+    given = 16, 16, task.context.generate_design_space(), task.database, task.cost_model
+    task.strategy.post_tuning()
+    with pytest.raises(Exception, match=r"tuned to its end.*\[context\.clone\(\) for context in"):
+        task.strategy.pre_tuning(*given)
+    context = task.context.clone()
+    context.search_strategy.pre_tuning(*given)
+    assert len(context.search_strategy.generate_measure_candidates()) == 16
+
+
 def test_a_small_space_is_tried_to_its_end(make_task):
     mod = tvm.IRModule({"main": create_te_workload("NRM", 2)})
     model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)

@@ -96,12 +96,14 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         self.journal: JournalWriter = journal or NullJournal()
         self.context: TuneContext | None = None
         self.state: _State | None = None
+        self._is_over = False  # the search of the task it was given last
         self._limit: int | None = None
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
         """Keep the task; TVM calls this for each context that the strategy is given to."""
         self.context = context
         self.state = None
+        self._is_over = False
 
     def pre_tuning(
         self,
@@ -112,6 +114,11 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         cost_model: Any = None,
     ) -> None:
         """Read what the database knows of the task."""
+        if self._is_over:
+            raise InvalidOptionError(
+                "AdaptiveSearch: this task was tuned to its end, and released. Give tune_tasks "
+                "clones to tune again: tasks=[context.clone() for context in contexts]."
+            )
         if self.context is None or database is None or cost_model is None:
             raise InvalidOptionError(
                 "AdaptiveSearch needs a tune context, a database and a cost model; pass "
@@ -127,6 +134,7 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         if self.state is not None:
             self.state.proposer.end()
         self.forget_task()
+        self._is_over = True
 
     def forget_task(self) -> None:
         """Release the task, which owns this object in turn: Python does not see that cycle."""
