@@ -37,6 +37,11 @@ def test_the_second_verified_may_be_the_best_and_the_third_is_news():
     assert arm([NAN, 6.0, 3.0, 1.0], [2.0]).throughput_history()[0] == pytest.approx(1 / 3)
 
 
+def test_a_task_of_weight_0_takes_nothing_once_it_has_a_result():
+    shares = [Arm("arm", 0.0, 1e9, np.array(each), 1, 1.0).share_ms for each in ([2.0], [NAN], [])]
+    assert shares == [0.0, math.inf, math.inf]
+
+
 def test_earlier_runs_without_a_success_say_nothing():
     assert arm([2.0, 1.0], [NAN, NAN]).throughput_history().tolist() == [0.5, 1.0]
 

@@ -56,6 +56,13 @@ def test_linear_gives_time_by_flop(sec):
     assert slots.counts == pytest.approx([100, 200, 500], abs=2)
 
 
+def test_linear_gives_nothing_to_a_task_of_weight_0(rng):
+    idle, used = (Arm(f"arm{w}", w, 1e9, np.full(3, 5.0), 3, 3.0) for w in (0.0, 1.0))
+    assert {linear().choose([idle, used], rng).arm for _ in range(20)} == {1}
+    decision = linear().choose([idle, dataclasses.replace(used, finished=True)], rng)
+    assert (decision.arm, decision.reason) == (0, "rule")
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_what_a_finished_arm_leaves_goes_to_the_others(make):
     assert len(Slots(ends={0: 2}).play(make(), 100)) == 100

@@ -91,6 +91,13 @@ def test_what_a_form_may_save_follows_from_the_rate_of_the_network():
     assert FormArms(unknown).openings([0, 1, 2], 4, 1.0) == {}
 
 
+def test_a_part_of_weight_0_has_nothing_to_save():
+    idle = [arm(DIRECT, [4.0], weight=0.0), arm(FORM, weight=0.0)]
+    for other in (arm(NO_FORM, [1.0]), arm(NO_FORM, [1.0], weight=0.0)):
+        assert FormArms([*idle, other]).openings([0, 1, 2], 4, 1.0) == {}
+    assert FormArms(idle).worth({0: 0.0}) == {0: 0.0}
+
+
 def test_the_tasks_of_the_slower_form_share_what_they_lack():
     arms = [arm(DIRECT, [4.0]), arm(FORM, [3.0]), arm(FORM, [2.0])]
     # 1 ms behind: together they may gain 1.5 ms, of which a third counts.

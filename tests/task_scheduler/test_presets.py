@@ -1,3 +1,4 @@
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -24,6 +25,17 @@ def test_each_name_makes_a_policy_of_its_own(name):
     assert first is not second
     decision = first.choose(arms_of(), np.random.default_rng(0))
     assert decision.arm in range(3)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_task_of_weight_0_breaks_no_policy(name):
+    used, other, *_ = arms_of()
+    idle = dataclasses.replace(used, weight=0.0)
+    cold = [dataclasses.replace(each, latencies_ms=np.empty(0), n_slots=0) for each in (used, idle)]
+    for arms in ([idle, *cold], [used, idle, cold[1]], [used, idle, other], [idle, idle]):
+        policy = make_policy(name, slot_trials=16)
+        decision = policy.choose(arms, np.random.default_rng(0))
+        assert decision.arm in range(len(arms))
 
 
 def test_every_preset_has_its_name():

@@ -37,6 +37,14 @@ def test_a_slot_of_seconds_counts_from_its_start():
     assert slot.is_over(length, 15.0)
 
 
+def test_a_task_of_weight_0_counts_nothing_once_it_has_a_result():
+    table = ArmTable(["used", "idle"], [1.0, 0.0], [1e9, 1e9])
+    table.add_trials(0, [5.0])
+    assert table.weighted_ms == math.inf
+    table.add_trials(1, [3.0])
+    assert table.weighted_ms == 5.0
+
+
 def test_trials_asked_for_come_before_the_length():
     slot, length = Slot(0, 10.0, n_asked=5), SlotLength(sec=1.0)
     slot.add_round(3)

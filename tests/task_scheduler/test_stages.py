@@ -48,6 +48,14 @@ def test_a_trivial_task_gets_fewer_trials():
     assert WarmUp(n_trials=1).trials_of(arms, 1) == 1
 
 
+def test_a_task_of_weight_0_is_trivial_and_says_nothing_of_others():
+    idle, cold = arm([5.0], weight=0.0), arm(weight=0.0)
+    arms = [arm([10.0], flop=1e9), arm(flop=1.0), arm(flop=1e8)]
+    assert [k for k in range(5) if is_trivial([*arms, idle, cold], k)] == [1, 3, 4]
+    assert not is_trivial([idle, *arms[1:]], 1)
+    assert stages.end_to_end_ms([*arms, idle, cold]) == pytest.approx(10.0)
+
+
 @pytest.mark.parametrize(
     ("latencies", "n_slots", "hopeless"),
     [

@@ -36,7 +36,7 @@ class Arm:
     ----------
     name : str
     weight : float
-        How often the task occurs in the network.
+        How often the task occurs in the network; 0 for one that the network does not use.
     flop : float
         Floating-point operations of one run; at least 1, which is what a task that
         only moves data has.
@@ -85,7 +85,7 @@ class Arm:
     @property
     def share_ms(self) -> float:
         """Milliseconds of an inference; ``inf`` before the first success."""
-        return self.weight * self.best_ms
+        return math.inf if math.isinf(self.best_ms) else self.weight * self.best_ms
 
     @property
     def work(self) -> float:

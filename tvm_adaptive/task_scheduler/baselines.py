@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -55,7 +56,8 @@ def _furthest_behind(arms: Sequence[Arm], live: Sequence[int], rng: np.random.Ge
     scores = np.full(len(arms), np.nan)
     for k in live:
         spent = arms[k].spent_sec if arms[k].spent_sec > 0 else arms[k].n_slots
-        scores[k] = -spent / (arms[k].weight * arms[k].flop)
+        share = arms[k].weight * arms[k].flop
+        scores[k] = -spent / share if share > 0 else -math.inf  # a share of no seconds
     return argmax(scores, rng)
 
 

@@ -95,7 +95,7 @@ class FormArms:
         """Return what a form is expected to save."""
         costs_ms, works = self._costs_ms[key.group], self._works[key.group]
         least_ms = min(costs_ms.values())
-        if math.isinf(least_ms):
+        if not 0.0 < least_ms < math.inf:  # no result yet, or nothing to save: of weight 0
             return 0.0
         # As fast as another form of the part, or as the network is where that is slow.
         ms_per_work = min(

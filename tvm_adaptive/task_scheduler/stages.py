@@ -67,7 +67,8 @@ class WarmUp:
 
 def is_trivial(arms: Sequence[Arm], k: int) -> bool:
     """Say whether an arm will be negligible end to end, guessed from its work; False at first."""
-    known = [arm for arm in arms if math.isfinite(arm.best_ms)]
+    # A task of weight 0 does not say what work takes.
+    known = [arm for arm in arms if 0.0 < arm.share_ms < math.inf]
     if not known:
         return False
     work_per_ms = float(np.median([arm.work / arm.share_ms for arm in known]))
