@@ -115,7 +115,7 @@ def test_torch_is_left_out_and_can_still_be_imported(make_server, tmp_path, monk
     assert run(make_server(["wants_torch"]), found).value == (None, "torch")
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGQUIT])
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGUSR1])
 def test_a_server_that_dies_takes_its_workers_along_and_is_replaced(make_server, sig):
     server = make_server()
     pool = WorkerPool(1, server=server)
