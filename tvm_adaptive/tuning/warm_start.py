@@ -166,7 +166,9 @@ def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
     timed = TuningRecord(record.trace, record.workload, seconds, record.target, record.args_info)
     trial = trial_of(timed, failure=finalist.disqualified, run=run_id)
     has_error = is_timed and math.isfinite(finalist.stderr_sec) and finalist.playoff_sec > 0
-    error = finalist.stderr_sec / finalist.playoff_sec if has_error else None
+    # Of one timing the error is not known; only a check within the network leaves it out.
+    unknown = None if finalist.in_network else 0.0
+    error = finalist.stderr_sec / finalist.playoff_sec if has_error else unknown
     return dataclasses.replace(trial, error=error)
 
 
