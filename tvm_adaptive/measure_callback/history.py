@@ -68,8 +68,8 @@ class History:
     # of the attempt that compiled the library which is there; None if that was not compared
     library_report: dict[str, Any] | None = None
     runs_since: set[str] = dataclasses.field(default_factory=set)  # attempts after that one
-    # At least so many trials waited for the shared store when an attempt was killed, and the
-    # user was not told.
+    # At least so many trials waited for the shared store when an attempt was killed, and no line
+    # has said so.
     n_waiting: int = 0
     before_sec: float = 0.0  # seconds of all attempts but the last
     # of each stage, in all attempts
@@ -188,7 +188,7 @@ class History:
 
     def _count_waiting(self, event: dict[str, Any]) -> None:
         """Count the trials that wait for the shared store; the run's own has such events, too."""
-        if event["event"] == "undelivered":  # the user was told
+        if event["event"] == "undelivered":  # a line has said so
             self.n_waiting = 0
         elif event.get("where", SHARED_STORE) == SHARED_STORE and "n_waiting" in event:
             self.n_waiting = int(event["n_waiting"]) if event["event"] == "error" else 0

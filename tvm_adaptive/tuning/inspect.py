@@ -54,10 +54,9 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
         ]
 
     tasks = _last_event(work_dir, "tasks", parse)
-    is_tuned = shown_comparison(work_dir) is not None or _last_event(work_dir, "report", bool)
-    if not tasks and is_tuned:
-        return []  # a budget for no search, or nothing to tune
     if not tasks:
+        if shown_comparison(work_dir) is not None or _last_event(work_dir, "report", bool):
+            return []  # a budget for no search, or nothing to tune
         raise InvalidOptionError(
             f"{work_dir}: the run has not begun its search: wait for it, or continue it with "
             "--resume."
