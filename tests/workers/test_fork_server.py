@@ -270,7 +270,7 @@ def wait(process):
 
 def pid_of(process):
     while process.pid is None:
-        assert process.poll() is None
+        process.poll()  # raises if there will be none; a short worker may have ended since
         time.sleep(0.001)
     return process.pid
 
