@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.micro.race_simulation import (
     RUNS_FILE,
+    Hour,
     ReplayTimer,
     estimated_noise,
     recorded_runs,
@@ -29,21 +30,27 @@ def test_a_replay_repeats_all_runs_in_their_order() -> None:
     [(0.95, 0.05, 0.0), (1.2, 0.05, 0.0), (1.4, 0.05, 1.0), (1.4, 0.1, 0.0), (4.0, 0.1, 1.0)],
 )
 def test_without_noise_the_limit_decides(candidate: float, noise: float, share: float) -> None:
-    often = {"luckiest_of": 1, "noise": noise, "n_repeats": 5, "rng": np.random.default_rng(0)}
-    assert share_dropped([QUIET], [np.ones(2)], candidate, **often) == share
+    often = {"luckiest_of": 1, "n_repeats": 5, "rng": np.random.default_rng(0)}
+    hours = [Hour(np.ones((3, 2)), noise)]
+    assert share_dropped([QUIET], hours, candidate, **often) == share
+
+
+def test_each_race_allows_for_the_noise_of_its_own_hour() -> None:
+    often = {"luckiest_of": 0, "n_repeats": 40, "rng": np.random.default_rng(0)}
+    hours = [Hour(np.ones((3, 2)), 0.05), Hour(np.ones((1, 2)), 0.1)]
+    assert share_dropped([QUIET], hours, 1.4, **often) == pytest.approx(0.75, abs=0.2)
 
 
 def test_the_noise_is_that_of_a_round() -> None:
     rng = np.random.default_rng(0)
-    rounds = [speed * np.exp(rng.normal(0.0, 0.1, 4)) for speed in rng.uniform(0.5, 2.0, 400)]
+    rounds = rng.uniform(0.5, 2.0, (400, 1)) * np.exp(rng.normal(0.0, 0.1, (400, 4)))
     assert estimated_noise(rounds, rng) == pytest.approx(0.1, rel=0.3)
 
 
 def test_a_lucky_incumbent_drops_what_is_better() -> None:
-    often = {"luckiest_of": 8, "noise": 0.05, "n_repeats": 40, "rng": np.random.default_rng(0)}
-    rounds = [np.array([0.5, 1.0])]
-    honest = share_dropped([QUIET], [np.ones(2)], 0.95, **often)
-    lucky = share_dropped([QUIET], rounds, 0.95, **often)
+    often = {"luckiest_of": 8, "n_repeats": 40, "rng": np.random.default_rng(0)}
+    honest = share_dropped([QUIET], [Hour(np.ones((1, 2)), 0.05)], 0.95, **often)
+    lucky = share_dropped([QUIET], [Hour(np.array([[0.5, 1.0]]), 0.05)], 0.95, **often)
     assert (honest, lucky) == (0.0, pytest.approx(0.5, abs=0.3))
 
 
@@ -52,7 +59,7 @@ def test_published_runs_are_read() -> None:
 
 
 def test_what_a_round_has_in_common_cancels() -> None:
-    often = {"noise": 0.05, "n_repeats": 40, "rng": np.random.default_rng(0)}
-    rounds = [np.array([0.5, 0.5]), np.array([1.0, 1.0])]
-    assert share_dropped([QUIET], rounds, 0.95, luckiest_of=0, **often) == 0.0
-    assert share_dropped([QUIET], rounds, 0.95, luckiest_of=1, **often) > 0.0
+    often = {"n_repeats": 40, "rng": np.random.default_rng(0)}
+    hours = [Hour(np.array([[0.5, 0.5], [1.0, 1.0]]), 0.05)]
+    assert share_dropped([QUIET], hours, 0.95, luckiest_of=0, **often) == 0.0
+    assert share_dropped([QUIET], hours, 0.95, luckiest_of=1, **often) > 0.0

@@ -40,10 +40,10 @@ MAX_RUNS_PER_BATCH = 2**31 - 1
 RACED = "raced"
 # One run is enough to see it.
 HOPELESS_FACTOR = 3.0
-# Standard deviations of the machine's noise: 1.25 x at 4 %, 1.39 x at 6 %. Timings have long tails:
-# with recorded noise of 6 %, 2 to 3 % of candidates that are 5 % faster are dropped, with 4.5
-# deviations 4 to 5 % (``benchmarks/micro/race_simulation.py``).
-_BEHIND_SIGMAS = 5.5
+# Standard deviations of the machine's noise: 1.27 x at 4 %, 1.43 x at 6 %. Timings have long tails:
+# with recorded noise, 2.2 to 2.8 % of candidates that are 5 % faster are dropped, with 5 deviations
+# 3.2 to 4.1 % (``benchmarks/micro/race_simulation.py``).
+_BEHIND_SIGMAS = 6.0
 
 # ``timer(number, repeat)`` returns ``repeat`` means of ``number`` runs each, in seconds; a call
 # may pay one run of warm-up that does not count.
