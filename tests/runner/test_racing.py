@@ -51,7 +51,7 @@ class Kernel:
 def test_on_a_noisy_machine_one_look_decides_nothing_that_three_would_not():
     assert Race(1.0, 0.05).is_hopeless(3.5)
     assert not Race(1.0, 0.3).is_hopeless(3.5)
-    assert Race(1.0, 0.3).is_hopeless(6.0)
+    assert Race(1.0, 0.3).is_hopeless(6.5)
 
 
 @pytest.mark.parametrize("run_sec", [2e-5, 1e-3, 1.5 * WARM_UP_SEC, 5 * WARM_UP_SEC])
