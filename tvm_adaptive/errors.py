@@ -153,6 +153,10 @@ class NoDeviceError(WorkerError):
     """No device of a farm was available; the task did not fail."""
 
 
+class DeviceUnreachableError(NoDeviceError):
+    """The device that a farm offered gave no session; another one may."""
+
+
 class LaneError(AdaptiveError):
     """No lane could search and build a batch."""
 

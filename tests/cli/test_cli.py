@@ -223,10 +223,13 @@ def test_the_report_says_what_the_budget_was_too_short_for():
 
 
 def test_the_report_tells_only_what_is_in_the_library():
-    drafted = TaskOutcome("small", 1.0, 0, 0, 1e-4, in_network=True, group="g", form="winograd")
-    report = make_report(tasks=(*make_report().tasks, drafted))
+    drafted = TaskOutcome(
+        "small", 1.0, 0, 0, 1e-4, in_network=True, is_drafted=True, group="g", form="winograd"
+    )
+    of_earlier_run = TaskOutcome("large", 1.0, 0, 0, 1e-4, in_network=True)
+    report = make_report(tasks=(*make_report().tasks, drafted, of_earlier_run))
     text = "\n".join(summary_lines(report))
-    assert "drafted       1 of 3 tasks" in text
+    assert "drafted       1 of 4 tasks" in text
     assert "forms         winograd 1" in text
     report = dataclasses.replace(report, is_compiled=False, failure="the linker found no room")
     text = "\n".join(summary_lines(report))

@@ -38,7 +38,7 @@ def summary_lines(report: TuneReport) -> list[str]:
             f"--resume {report.work_dir} with more --budget and --trials, where it had them, "
             "reaches them"
         )
-    n_drafted = sum(task.in_network and not task.n_trials for task in used)
+    n_drafted = sum(task.is_drafted for task in used)
     if n_drafted and report.is_compiled:
         lines.append(
             f"drafted       {n_drafted} of {len(used)} tasks, which had no trial and run "

@@ -41,6 +41,7 @@ _UNTUNED_OPT_LEVEL = 2
 # some 3 x as fast (2.2 to 3.5 x, four networks of 52 to 136 functions), which saves some 30 ms of
 # each on two cores. They run 3 to 4 x slower, 0.25 s longer for 10^9 operations, and run twice.
 _QUICK_OPT_LEVEL = 0
+# To estimate what the same takes with optimizations; of the range, nearer to its lower end.
 _QUICK_MARGIN = 2.5
 _MOST_QUICK_FLOPS = 5e7
 

@@ -28,6 +28,8 @@ class TaskOutcome:
     in_network : bool
         Whether they were checked within the network instead, by this run or an earlier one. If
         neither is true, the task stays untuned.
+    is_drafted : bool
+        Whether the task had no trial, and runs with a schedule that suits the processor.
     n_disqualified : int
         Finalists that computed something else than the untuned function, or crashed.
     group, form : str
@@ -45,6 +47,7 @@ class TaskOutcome:
     played_off: bool = False
     n_disqualified: int = 0
     in_network: bool = False
+    is_drafted: bool = False
     group: str = ""
     form: str = ""
     is_used: bool = True

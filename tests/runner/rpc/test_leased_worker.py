@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import RPCConfig
 
-from tvm_adaptive.errors import NoDeviceError, WorkerTimeoutError
+from tvm_adaptive.errors import DeviceUnreachableError, NoDeviceError, WorkerTimeoutError
 from tvm_adaptive.runner.rpc import leased_worker
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.workers import pool as pools
@@ -152,3 +152,52 @@ def test_without_a_device_no_task_runs(pool: LeasingPool, gone: Path) -> None:
     assert str(error_of(pool, where, limit_sec=30.0)) == str(first)
     pool._retry_sec = 0.0
     assert pool.map(where, [()], 30.0)[0].value == "farm:1"
+
+
+def connect_to_the_second(timeout_sec: int) -> None:
+    from tvm_adaptive.runner.rpc import lease
+
+    assert lease._Lease.offer is not None
+    if lease._Lease.offer[1] == 1:
+        raise OSError("mismatched key")
+    connect(timeout_sec)
+
+
+def die_unless_the_second(timeout_sec: int) -> None:
+    import os
+
+    from tvm_adaptive.runner.rpc import lease
+
+    assert lease._Lease.offer is not None
+    if lease._Lease.offer[1] == 1:
+        os._exit(1)
+    connect(timeout_sec)
+
+
+def test_a_device_that_gives_no_session_is_passed_over(
+    pool: LeasingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased_worker, "open_session", connect_to_the_second)
+    outcomes = pool.map(where, [()] * 2, 30.0)
+    assert [outcome.value for outcome in outcomes] == ["farm:2"] * 2
+
+
+def test_a_device_that_ends_its_worker_is_avoided_from_the_next_task_on(
+    pool: LeasingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased_worker, "open_session", die_unless_the_second)
+    outcomes = pool.map(where, [()] * 2, 30.0)
+    assert isinstance(outcomes[0].error, DeviceUnreachableError)
+    assert outcomes[1].value == "farm:2"
+
+
+def test_where_no_device_gives_a_session_the_farm_has_none_for_a_while(
+    pool: LeasingPool, gone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone.write_text("farm:2")
+    monkeypatch.setattr(leased_worker, "open_session", connect_to_the_second)
+    first = error_of(pool, where, limit_sec=30.0)
+    assert isinstance(first, NoDeviceError)
+    assert not isinstance(first, DeviceUnreachableError)
+    gone.write_text("")
+    assert str(error_of(pool, where, limit_sec=30.0)) == str(first)

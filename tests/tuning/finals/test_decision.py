@@ -617,10 +617,8 @@ def test_a_task_without_trials_runs_with_a_draft_that_was_checked(
     outcomes, final, played = decided(session, monkeypatch, check, [[2e-3], []])
     # The draft has no time but that of its only call.
     assert (final, played, check.databases) == ([0.5e-3, 2e-3], [], [[2e-3, 1.0]])
-    assert [(each.n_trials, each.in_network, each.best_sec) for each in outcomes] == [
-        (4, True, 2e-3),
-        (0, True, 0.5e-3),
-    ]
+    found = [(each.n_trials, each.in_network, each.is_drafted, each.best_sec) for each in outcomes]
+    assert found == [(4, True, False, 2e-3), (0, True, True, 0.5e-3)]
     assert written.count(("drafted", {"n_tasks": 1, "n_without": 0})) == 1
 
 

@@ -130,6 +130,16 @@ def test_what_was_checked_within_the_network_was_in_no_playoff(
     assert found.proven.in_network == (error is None)
 
 
+@pytest.mark.parametrize(("place", "own"), [("run", {}), ("run", {2: 4e-3}), ("store", {})])
+def test_what_a_run_has_proven_without_a_trial_was_a_draft(
+    tmp_path: Path, place: str, own: dict[int, float]
+) -> None:
+    finals_of = {place: [dataclasses.replace(said(1, 3e-3), error=None)]}
+    found = finalists_with(tmp_path, own, **finals_of)
+    assert found.proven is not None
+    assert found.proven.is_draft == (place == "run" and not own)
+
+
 @pytest.mark.parametrize("place", ["run", "store"])
 def test_a_disqualified_finalist_has_no_second_chance(tmp_path: Path, place: str) -> None:
     finals = [said(2, 3e-3), said(1, 1e-6, "wrong result: 3 of 4")]

@@ -33,6 +33,7 @@ _NUMPY_TYPES = {"float": "float32", "double": "float64"}
 _OF_SHAPES = ("Shape", "Size", "ConstantOfShape", "Range")
 # Longer attempts to find shapes that a model accepts would look like a hang.
 _PROPOSAL_SEC = 20.0
+# Once a shape runs and only gives nothing, a better one is worth less of the user's time.
 _EMPTY_SEC = 3.0
 _EXTERNAL_BYTES = 1024
 # It puts reshapes around each linear layer, between which nothing else would be fused.

@@ -56,6 +56,7 @@ class Finalist:
     unchecked: str = NOT_CHECKED
     prefetches: bool = False  # see :mod:`tvm_adaptive.models.prefetch`
     in_network: bool = False  # checked within the network, and not in a play-off
+    is_draft: bool = False  # a schedule that suits the processor, of a task without trials
 
     @property
     def is_sound(self) -> bool:

@@ -15,6 +15,7 @@ from tvm_adaptive._tvm.default_schedules import with_default_schedules
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
+    DeviceUnreachableError,
     MachineError,
     NoDeviceError,
     OutOfTimeError,
@@ -99,7 +100,7 @@ class Verifier:
         # has run the same kernel.
         self._not_of_kernels: tuple[type[WorkerError], ...] = (MachineError,)
         if isinstance(pool, LeasingPool):
-            self._not_of_kernels += (WorkerTimeoutError, WorkerDiedError)
+            self._not_of_kernels += (WorkerTimeoutError, WorkerDiedError, DeviceUnreachableError)
 
     def close(self) -> None:
         """Remove the artifacts."""

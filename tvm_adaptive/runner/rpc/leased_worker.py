@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import (
+    DeviceUnreachableError,
     InvalidOptionError,
     NoDeviceError,
     WorkerError,
@@ -40,6 +41,9 @@ RETRY_QUEUE_SEC = 30.0
 # The device of the task before is preferred for so long; others may use it meanwhile. Each offer
 # that is refused blocks another device for some 8 s.
 _PREFER_SEC = 20.0
+# A tracker offers a device that has lost its power until the connection to it has ended. Where
+# several in a row give no session, the farm has none.
+_MAX_OFFERS = 3
 
 
 class LeasingPool(WorkerPool):
@@ -62,6 +66,7 @@ class LeasingPool(WorkerPool):
         self.address = ""
         self._present: tuple[str, ...] = ()
         self._failure = ""  # of the last lease
+        self._unreachable: set[str] = set()  # since the last session
         self._retry_sec = -math.inf
 
     def plan_of(self, step: Step) -> Plan:
@@ -91,6 +96,8 @@ class LeasingPool(WorkerPool):
             if time.monotonic() >= self._retry_sec:
                 yield from self._lease(math.ceil(HOLD_SEC + needed_sec))
                 return
+        except DeviceUnreachableError:
+            raise
         except WorkerError as error:
             self._failure = f"no device could be leased: {summary_line(error)}"
             self._retry_sec = time.monotonic() + RETRY_PAUSE_SEC
@@ -98,7 +105,23 @@ class LeasingPool(WorkerPool):
         raise NoDeviceError(self._failure)
 
     def _lease(self, session_sec: int) -> Plan:
-        avoided = frozenset(self._suspended)
+        """Lease the first device that gives a session, of a few that are offered."""
+        for n_left in reversed(range(_MAX_OFFERS)):
+            yield from self._queue()
+            try:
+                yield short_step(f"connecting to {self.address}", open_session, session_sec)
+                break
+            except WorkerError as error:
+                self._unreachable.add(self.address)
+                if not isinstance(error, WorkerTaskError):  # no worker is left to ask again
+                    raise DeviceUnreachableError(summary_line(error)) from error
+                if not n_left:
+                    raise
+        self._failure = ""
+        self._unreachable.clear()
+
+    def _queue(self) -> Plan:
+        avoided = frozenset(self._suspended | self._unreachable)
         if self.address in set(self._present) - avoided:
             avoided |= set(self._present) - {self.address}
         queue_sec = min(self.queue_timeout_sec, RETRY_QUEUE_SEC if self._failure else math.inf)
@@ -108,8 +131,6 @@ class LeasingPool(WorkerPool):
             (self.farm, dict.fromkeys(avoided, _PREFER_SEC), SERVER_WAIT_SEC),
             min(queue_sec, max(0.0, self._time_left())),
         )
-        yield short_step(f"connecting to {self.address}", open_session, session_sec)
-        self._failure = ""
 
 
 def short_step(doing: str, function: Callable[..., Any], *args: Any) -> Step:

@@ -264,7 +264,8 @@ def _check_together(
     for index, mine in finalists.items():
         verdict = verdicts[index]
         finalist = as_recorded(mine.records[0], NOT_CHECKED)
-        if not math.isfinite(finalist.recorded_sec):  # a draft
+        finalist.is_draft = not math.isfinite(finalist.recorded_sec)
+        if finalist.is_draft:
             finalist.recorded_sec = verdict.seconds
         if verdict.problem is not None:
             finalist.unchecked, finalist.disqualified = "", verdict.problem
@@ -323,6 +324,7 @@ def outcome_of(task: TaskProgress, report: FinalistReport, *, is_used: bool = Tr
         best_sec=chosen_sec if is_used else task.best_sec,
         played_off=winner is not None and not winner.in_network,
         in_network=winner is not None and winner.in_network,
+        is_drafted=winner is not None and winner.is_draft,
         n_disqualified=is_used * sum(bool(each.disqualified) for each in report.finalists),
         **task.key._asdict(),
         is_used=is_used,

@@ -178,6 +178,8 @@ def finalists_of_run(
     for task in tasks:
         mod, stored = task.dispatched[0], _stored(task, target)
         known = _verdicts_of_run(finals.get(stored.identity, ()), mod)
+        if known.winner is not None and known.winner.in_network:
+            known.winner.is_draft = not sane_records(recorded, mod, target, 1)
         if store is not None:
             known = known.filled_from(store.of(stored, mod))
         n_most = finish.n_qualifiers + MAX_PLAYOFF_BATCHES * finish.top_k

@@ -26,7 +26,7 @@ from tvm_adaptive._tvm import (
     save_json,
 )
 from tvm_adaptive.builder.compile import ARCHIVE_NAME
-from tvm_adaptive.errors import LaneError, summary_line
+from tvm_adaptive.errors import LaneError, is_machine_failure, summary_line
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.search_strategy.schedules import candidate_of
 from tvm_adaptive.search_strategy.stoppable import DelegatingSearch
@@ -194,8 +194,13 @@ class LaneSearch(DelegatingSearch):
         schedules = search.take_over(result.state, [each.key for each in result.candidates or ()])
         if result.candidates is None:
             return None
+        # What a lane's machine could not build, this one may.
+        lacking = {b.error for b in result.candidates if is_machine_failure(b.error)}
+        for message in lacking:
+            name = None if self._spec is None else self._spec.name
+            self.journal.write("error", where="lane", task=name, message=message)
         for built in result.candidates:
-            if built.key in schedules:
+            if built.key in schedules and built.error not in lacking:
                 self.cache.put(built)
                 search.note_build(built.key, built.build_sec)
         return [candidate_of(schedule) for schedule in schedules.values()]
