@@ -214,6 +214,22 @@ def test_a_row_that_gets_the_number_of_a_bad_one_is_none(url: str) -> None:
         assert store.prune(9) == 0
 
 
+def test_a_task_that_is_none_is_deleted_with_its_trials(url: str) -> None:
+    with RecordStore(url) as store:
+        store.add(task(), [trial(1.0)])
+        with store._engine.begin() as connection:
+            query = f"UPDATE {schema.tasks.name} SET workload = 'nothing'"
+            connection.execute(sa.text(query))
+        assert store.tasks() == []
+        assert store.n_left_out == 1
+        store.prune(9)
+    with RecordStore(url) as store:
+        assert store.tasks() == []
+        assert store.n_left_out == 0
+        store.add(task(), [trial(2.0)])
+        assert store.seconds(task()) == [2.0]
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [

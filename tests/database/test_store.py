@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from tvm_adaptive.database import schema
+from tvm_adaptive.database import store as store_module
+from tvm_adaptive.database.engine import ANSWER_TIMEOUT_SEC, LONG_ANSWER_TIMEOUT_SEC
 from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features, unpack_features
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.tables import ValidRows
@@ -51,6 +53,24 @@ def test_what_was_added_is_there_in_another_process_life(url: str) -> None:
     fields = ("record", "seconds", "error", "failure", "unix_sec", "run")
     assert [getattr(first, name) for name in fields] == [getattr(kept, name) for name in fields]
     assert (second.seconds, second.failure, second.features) == (None, "it crashed", None)
+
+
+def test_reading_all_trials_of_a_task_has_more_time_than_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    connected = store_module.connected
+
+    def noted(engine: object, limit_sec: float) -> object:
+        limits.append(limit_sec)
+        return connected(engine, limit_sec)  # type: ignore[arg-type]
+
+    with RecordStore(tmp_path / "records.db") as store:
+        store.add(task(), [trial(1.0)])
+        monkeypatch.setattr(store_module, "connected", noted)
+        store.best(task(), 3)
+        store.latest(task())
+    assert limits == [ANSWER_TIMEOUT_SEC, LONG_ANSWER_TIMEOUT_SEC]
 
 
 def test_the_fastest_come_first_and_failures_never(url: str) -> None:

@@ -223,6 +223,19 @@ def test_another_machines_run_is_refused_and_measured_anew_where_allowed(tmp_pat
     assert resume(tmp_path).n_trials == 12
 
 
+@pytest.mark.slow
+def test_a_named_store_that_was_set_aside_is_opened_anew(tmp_path: Path) -> None:
+    config = QUICK.replace(store=str(tmp_path / RUN_STORE))
+    tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=config)
+    resaid(tmp_path, "run", device="Z80, 1 cores")
+    resume(tmp_path, trials=12, allow_other_machine=True)
+    n_trials = {}
+    for folder in (tmp_path, tmp_path / "other-machine-1"):
+        with RecordStore(folder / RUN_STORE) as store:
+            n_trials[folder.name] = sum(each.n_trials for each in store.stats())
+    assert n_trials == {tmp_path.name: 12, "other-machine-1": 8}
+
+
 def test_another_targets_run_is_refused(work_dir: Path) -> None:
     run = read_history(work_dir / "journal.jsonl").run
     target = {**run["target"], "mcpu": "x86-64-v2"}

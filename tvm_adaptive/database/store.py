@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from tvm_adaptive.database import schema, tables
 from tvm_adaptive.database.engine import (
+    ANSWER_TIMEOUT_SEC,
     LONG_ANSWER_TIMEOUT_SEC,
     advice_on,
     connected,
@@ -153,7 +154,8 @@ class RecordStore:
         """Return the trials of a task in the order measured."""
         trials = schema.trials
         query = tables.ids_of(trials, task).where(*tables.is_from(trials, self.environment))
-        return self._read(trials, query.order_by(trials.c.id))
+        # However many there are: whoever asks for all of them needs each.
+        return self._read(trials, query.order_by(trials.c.id), limit_sec=LONG_ANSWER_TIMEOUT_SEC)
 
     def seconds(self, task: StoredTask, *, without: Collection[str] = ()) -> list[float]:
         """Return the seconds of each trial of a task in the order measured; NaN for a failure.
@@ -270,10 +272,14 @@ class RecordStore:
             for table in (trials, finals):
                 ids = list(connection.scalars(sa.select(table.c.id)))
                 self._valid.trials(connection, table, ids, wanted=lambda _: False)
+            ids = list(connection.scalars(sa.select(schema.tasks.c.id)))
+            self._valid.tasks(connection, ids, wanted=lambda _: False)
         with self._writing(LONG_ANSWER_TIMEOUT_SEC) as connection:
             n_deleted = tables.delete(connection, trials, self._valid.bad(trials))
             n_deleted += tables.delete_all_but(connection, trials, keep, by_time, groups)
             tables.delete(connection, finals, self._valid.bad(finals))
+            # With their trials and verdicts, which nothing can be done with.
+            tables.delete(connection, schema.tasks, self._valid.bad(schema.tasks))
         self._valid.forget()
         if self.url.get_backend_name() == "sqlite":
             try:
@@ -322,12 +328,17 @@ class RecordStore:
             yield begun
 
     def _read(
-        self, table: sa.Table, ids: sa.Select[Any], n: int | None = None, *without: str
+        self,
+        table: sa.Table,
+        ids: sa.Select[Any],
+        n: int | None = None,
+        *without: str,
+        limit_sec: float = ANSWER_TIMEOUT_SEC,
     ) -> list[StoredTrial]:
         """Return the first ``n`` valid trials of a query for ids, without some columns."""
         if n is not None:
             ids = ids.limit(n + tables.MAX_BAD_ROWS)
-        with self._reading() as connection, closing(connection.scalars(ids)) as numbers:
+        with self._reading(limit_sec) as connection, closing(connection.scalars(ids)) as numbers:
             found = self._valid.trials(connection, table, numbers, n, without=without)
         return [trial for _, trial in found]
 

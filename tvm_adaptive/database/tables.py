@@ -75,11 +75,18 @@ class ValidRows:
         )
 
     def tasks(
-        self, connection: sa.Connection, ids: Iterable[int], n: int | None = None
+        self,
+        connection: sa.Connection,
+        ids: Iterable[int],
+        n: int | None = None,
+        *,
+        wanted: Callable[[StoredTask], bool] = lambda _: True,
     ) -> list[StoredTask]:
-        """Return the first ``n`` valid tasks."""
+        """Return the first ``n`` valid and wanted tasks."""
         query = sa.select(schema.tasks).where(*_has_short_texts(schema.tasks))
-        found = self._first(connection, schema.tasks, query, ids, n, parse=records.task_of_row)
+        found = self._first(
+            connection, schema.tasks, query, ids, n, parse=records.task_of_row, wanted=wanted
+        )
         return [task for _, task in found]
 
     def _first(

@@ -301,6 +301,8 @@ def open_session(
         # Last of all: what is refused has changed nothing.
         if is_foreign and (folder := set_aside(work_dir)) is not None:
             notes.append(f"another machine's records are in {folder}; the best are measured again")
+            # The file of the store that was named may have been among those that were moved.
+            store = stack.enter_context(open_store(config.store, environment))
         services = stack.enter_context(
             open_services(path, options.observer, server, tells_past=options.resume)
         )

@@ -411,3 +411,21 @@ def test_models_of_a_package_are_imported_as_they_are(path, check_import):
     with pytest.raises(InvalidOptionError, match="--input-shape x=1x3x"):
         load(str(path))
     check_import(load(str(path), {"x": shape[kind]}))
+
+
+def test_a_single_number_has_no_axes_in_its_framework_either(onnx, tmp_path, check_import):
+    make, kinds = onnx.helper, onnx.TensorProto
+    table = np.arange(1, 41, dtype="float32").reshape(10, 4)
+    graph = make.make_graph(
+        [make.make_node("Gather", ["table", "i"], ["y"])],
+        "net",
+        [make.make_tensor_value_info("i", kinds.INT64, [])],
+        [make.make_tensor_value_info("y", kinds.FLOAT, [4])],
+        [onnx.numpy_helper.from_array(table, "table")],
+    )
+    opsets = [make.make_opsetid("", 17)]
+    model = make.make_model(graph, opset_imports=opsets, ir_version=9)
+    network = load(str(save(onnx, model, tmp_path)))
+    (found,) = network.original.run([np.array(3, "int64")])
+    assert found.shape == (4,)
+    check_import(network)

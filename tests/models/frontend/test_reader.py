@@ -299,3 +299,20 @@ def test_what_onnx_runtime_cannot_run_is_an_error_that_says_so(onnx_file: Any) -
     path.unlink()
     with pytest.raises(Exception, match=r"resnet\.onnx"):
         network.original.run(network.random_inputs())
+
+
+def test_the_model_itself_counts_in_a_folder_of_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tvm_adaptive.models.frontend.reader._MAX_ENTRIES", 5)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(total=1 << 40))
+    path, data = tmp_path / "net.onnx", tmp_path / "net.onnx.data"
+    for each in (path, data):
+        with open(each, "wb") as file:
+            file.truncate(1 << 30)  # without blocks on the disk
+    others = [tmp_path / f"{i}.jpg" for i in range(20)]
+    for each in others:
+        each.touch()
+    # The order is the file system's: here, the model comes last.
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([*others, path, data]))
+    assert limits_of(path, ONNX).memory_bytes == (4 + 8 * 2) << 30

@@ -221,6 +221,32 @@ def test_what_is_not_cached_is_built_here(make_task: Any, tmp_path: Path) -> Non
     assert Path(str(found[1].artifact_path)).read_bytes() == b"library"
 
 
+class FullLanes(NoLanes):
+    """Lanes whose machine has no room for what they build."""
+
+    def __init__(self, lanes: ProcessLanes) -> None:
+        self.lanes = lanes
+
+    def submit(self, request: Any) -> Future[Any]:
+        result: Any = self.lanes.submit(request).result(timeout=60)
+        full = [
+            dataclasses.replace(each, artifact=None, error="machine: no space left on device")
+            for each in result.candidates
+        ]
+        answer: Future[Any] = Future()
+        answer.set_result(dataclasses.replace(result, candidates=full))
+        return answer
+
+
+def test_what_a_lane_has_no_room_for_is_built_here(lanes: ProcessLanes, make_task: Any) -> None:
+    task = make_task(FullLanes(lanes))
+    keys = task.round()
+    assert keys
+    assert [task.cache.take(key) for key in keys] == [None] * len(keys)
+    (error,) = task.journal.of("error")
+    assert (error["where"], error["message"]) == ("lane", "machine: no space left on device")
+
+
 def test_a_frozen_model_answers_as_the_model() -> None:
     rng = np.random.default_rng(0)
     surrogate = Surrogate(SurrogateOptions(n_jobs=1), seed=1)

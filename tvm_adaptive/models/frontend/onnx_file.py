@@ -100,8 +100,9 @@ def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> 
     # Values of its own, so that no inference includes conversions of arrays. Outputs bound
     # beforehand would be refused in files that declare wrong shapes of them.
     value_of = onnxruntime.OrtValue.ortvalue_from_numpy
+    # A single number keeps its rank of zero, which numpy's ascontiguousarray makes one.
     values = {
-        argument.name: value_of(np.ascontiguousarray(value))
+        argument.name: value_of(np.asarray(value, order="C"))
         for argument, value in zip(session.get_inputs(), inputs, strict=True)
     }
     names = [result.name for result in session.get_outputs()]

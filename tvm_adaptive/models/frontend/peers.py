@@ -57,7 +57,7 @@ def open_openvino(path: Path, inputs: Sequence[Array], n_threads: int | None) ->
 
     request = compile_openvino(path, inputs, n_threads).create_infer_request()
     for place, value in enumerate(inputs):
-        request.set_input_tensor(place, openvino.Tensor(np.ascontiguousarray(value)))
+        request.set_input_tensor(place, openvino.Tensor(np.asarray(value, order="C")))
     return Inference(
         lambda: request.infer(share_outputs=True),
         lambda found: [np.array(each) for each in found.to_tuple()],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import glob
 import importlib.metadata
 import importlib.util
 import itertools
@@ -183,9 +184,9 @@ def _printable_refusals() -> Iterator[None]:
 
 def limits_of(path: Path, file_format: FileFormat) -> Limits:
     """Return what reading a file may take."""
-    paths = [path]
+    paths = {path.absolute()}
     if file_format.beside:
-        paths = _files_beside(path.absolute())
+        paths |= set(_files_beside(path.absolute()))
     n_bytes = sum(_size_bytes(each) for each in paths)
     total_bytes = psutil.virtual_memory().total
     if _size_bytes(path) > total_bytes:
@@ -206,13 +207,15 @@ def _files_beside(path: Path) -> list[Path]:
     found: list[Path] = []
     folders = [path.parent]
     with contextlib.suppress(OSError):  # a folder may be closed, and its files not
+        # Weights mostly have the model's name, and an ending of their own.
+        found += path.parent.glob(f"{glob.escape(path.stem)}*")
         folders += itertools.islice(path.parent.iterdir(), _MAX_ENTRIES)
     for folder in folders:
         with contextlib.suppress(OSError):
             if folder.is_dir():
-                entries = itertools.islice(folder.iterdir(), _MAX_ENTRIES - len(found))
+                entries = itertools.islice(folder.iterdir(), max(0, _MAX_ENTRIES - len(found)))
                 found += [each for each in entries if each.is_file()]
-    return found or [path]
+    return [each for each in found if each.is_file()]
 
 
 def _size_bytes(path: Path) -> int:

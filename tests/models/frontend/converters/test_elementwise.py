@@ -135,3 +135,12 @@ def test_old_files_name_the_axis_of_the_second_operand():
         x < bias[:, None],
     ]
     assert outputs_agree(found, expected)
+
+
+@pytest.mark.parametrize(("opset", "shape"), [(6, (3, 1, 1)), (7, (3,))])
+def test_slopes_of_old_files_are_those_of_channels(opset, shape):
+    """ONNX's reference broadcasts them from the last axis, whatever the version."""
+    x, slope = drawn(2, 3, 3, 3), np.array([0.1, 0.5, 0.9], "float32")
+    model = model_of([make("PRelu", ["x", "slope"], ["y"])], {"x": x}, {"slope": slope}, opset)
+    found = outputs_of(relax_of_graph(Path("net.onnx"), model), {"x": x})
+    assert outputs_agree(found, [np.where(x < 0, x * slope.reshape(shape), x)])

@@ -54,6 +54,7 @@ OWN: dict[str, OnnxConverter] = {
     "MultiHeadAttention": convert_multi_head_attention,
     "NonMaxSuppression": places.convert_non_max_suppression,
     "OneHot": elementwise.convert_one_hot,
+    "PRelu": elementwise.convert_prelu,
     "Pad": places.convert_pad,
     "Pow": elementwise.convert_pow,
     **dict.fromkeys(("QLinearAdd", "QLinearMul"), quantization.convert_qlinear_pair),

@@ -261,6 +261,15 @@ def convert_bent(node: OnnxNode) -> Expr:
     return values.cast(node.builder, node.builder.emit(result), dtype)
 
 
+def convert_prelu(node: OnnxNode) -> Expr:
+    """Convert PRelu; before version 7, several slopes are those of channels."""
+    x, slope = node.inputs
+    if node.opset < 7 and shape_of(slope) not in ([], [1]):
+        n_more = values.rank_of(x) - 1 - values.rank_of(slope)
+        slope = node.builder.emit(relax.op.reshape(slope, [*shape_of(slope), *[1] * n_more]))
+    return node.by_tvm(inputs=[x, slope])
+
+
 def convert_in_single_precision(node: OnnxNode) -> Expr:
     """Convert what loses too much in half precision, or what TVM computes in float32 alone."""
     inputs, dtype = list(node.inputs), dtype_of(node.inputs[0])
