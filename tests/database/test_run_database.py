@@ -25,9 +25,12 @@ from tvm_adaptive._tvm import (
     python_side,
     record_as_json,
     structural_hash,
+    workload_key,
 )
+from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE, repair_database
 from tvm_adaptive.database.run_database import RunDatabase
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.runner.playoff.modules import MAX_RECORDS, sane_records
 from tvm_adaptive.search_strategy.schedules import measured_schedules
 
@@ -149,6 +152,25 @@ def test_records_of_a_workload_come_in_the_order_written(
         commit(database, templates["C1D"][0], [1.0], target)
     found = python_side(database).records_of(mods["GMM"])
     assert [[float(sec) for sec in record.run_secs] for record in found] == [[3e-3], FAILED, [1e-3]]
+
+
+def test_what_a_play_off_has_disqualified_counts_as_failed(
+    tmp_path: Path, templates: dict[str, list[TuningRecord]], mods: Mods, target: Target
+) -> None:
+    database = RunDatabase(tmp_path)
+    for name, seed, sec in (("GMM", 0, 1e-5), ("GMM", 1, 2e-3), ("C1D", 0, 3e-3), ("GMM", 0, 4e-3)):
+        commit(database, templates[name][seed], [sec], target)
+    (liar,) = database.get_top_k(database.commit_workload(mods["GMM"]), 1)
+    finals = [trial_of(liar, failure="wrong result")]
+    VerdictFile(tmp_path, "0.1").add(task_of(mods["GMM"], target, "main"), finals)
+    again = RunDatabase(tmp_path)
+    found = python_side(again).records_of(mods["GMM"])
+    assert [[float(sec) for sec in each.run_secs] for each in found] == [FAILED, [2e-3], FAILED]
+    top = {name: again.get_top_k(again.commit_workload(mod), 9) for name, mod in mods.items()}
+    secs = {name: [float(each.run_secs[0]) for each in found] for name, found in top.items()}
+    assert secs == {"GMM": [2e-3], "C1D": [3e-3]}
+    assert again.disqualified_secs == {workload_key(mods["GMM"]): [1e-5, 4e-3]}
+    assert [each[1][1] for each in lines(tmp_path)] == [[1e-5], [2e-3], [3e-3], [4e-3]]
 
 
 def test_times_that_json_has_no_word_for_are_failures(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile, candidate_key, disqualified_in
 
 TASK = StoredTask("0" * 16, '{"kind":"llvm"}', "matmul", "matmul", "[]")
 OTHER = dataclasses.replace(TASK, workload_key="1" * 16)
@@ -47,6 +47,21 @@ def test_another_compiler_may_make_other_kernels(tmp_path: Path) -> None:
     assert file.read() == {}
     file.add(TASK, [WRONG])
     assert file.read() == {TASK.identity: [WRONG]}
+
+
+def test_what_any_compiler_or_play_off_disqualified_stays_so(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in "abc")
+    for folder in (first, second, third):
+        folder.mkdir()
+    assert disqualified_in(first, second) == {}
+    again = dataclasses.replace(WRONG, record="[[[], []], 3]", failure="crash")
+    VerdictFile(first, "0.26").add(TASK, [WINNER, WRONG])
+    VerdictFile(first, "0.27").add(TASK, [dataclasses.replace(WRONG, seconds=1.0, failure="")])
+    VerdictFile(second, "0.27").add(TASK, [again])
+    VerdictFile(second, "0.27").add(OTHER, [WINNER])
+    key = TASK.workload_key
+    assert disqualified_in(first, third) == {key: {candidate_key(WRONG)}}
+    assert disqualified_in(first, second) == {key: {candidate_key(WRONG), candidate_key(again)}}
 
 
 def test_a_cut_at_any_byte_costs_the_last_verdict_only(tmp_path: Path) -> None:

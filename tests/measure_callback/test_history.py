@@ -133,6 +133,22 @@ def test_tasks_that_are_given_up_do_not_hide_a_plateau() -> None:
     assert math.isinf(progress.promising_sec)
 
 
+def test_times_of_disqualified_candidates_are_forgotten(tmp_path: Path) -> None:
+    tasks = [{"name": "conv", "workload_key": "x"}]
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0, None, 0.1, 1.0]))
+    write(path, {"event": "tasks", "time_sec": 6.0, "tasks": tasks})
+    history = read_history(path)
+    conv = history.tasks["conv"]
+    conv.build_sec = 3.0
+    history.disqualify({"x": [2e-3], "y": [1e-3]})
+    assert (conv.best_sec, conv.second_sec, conv.build_sec) == (1e-4, 1e-3, 3.0)
+    history.disqualify({"x": [1e-4, math.nan]})
+    assert (conv.best_sec, conv.second_sec) == (1e-3, math.inf)
+    assert math.isnan(conv.build_sec), "the build's seconds were those of the best"
+    assert (conv.n_trials, conv.n_errors) == (4, 1)
+    assert conv.latencies_ms == pytest.approx([math.nan] * 3 + [1.0], nan_ok=True)
+
+
 def test_only_a_whole_last_attempt_has_a_report(tmp_path: Path) -> None:
     path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
     write(path, {"event": "report", "time_sec": 9.0, "interrupted": False, "what": "net"})

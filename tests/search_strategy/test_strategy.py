@@ -11,6 +11,9 @@ from tvm_ffi import structural_hash
 from tests.journals import MemoryJournal
 from tvm_adaptive import AdaptiveSearch, RFEICostModel
 from tvm_adaptive._tvm import PyCostModel, derived_object
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.run_database import RunDatabase
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import MACHINE_FAILURE, InvalidOptionError
 from tvm_adaptive.search_strategy.knobs import Point
 from tvm_adaptive.search_strategy.schedules import knobs_of
@@ -146,6 +149,26 @@ def test_nothing_is_measured_twice_also_after_a_restart(make_task):
     for _ in range(3):
         seen += keys(second.round())
     assert len(seen) == len(set(seen)) == 6 * 16
+
+
+@pytest.mark.parametrize("proposer", ["surrogate", "evolution"])
+def test_a_disqualified_candidate_is_no_incumbent_after_a_restart(make_task, tmp_path, proposer):
+    def search():
+        strategy = AdaptiveSearch(**SMALL, proposer=proposer)
+        model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+        return make_task(strategy, model, database=RunDatabase(tmp_path))
+
+    first = search()
+    first.round()
+    liar, *others = first.database.get_top_k(first.database.commit_workload(first.mod), 16)
+    first.database.commit_tuning_record(
+        ms.database.TuningRecord(liar.trace, liar.workload, [1e-9], liar.target, liar.args_info)
+    )
+    finals = [trial_of(liar, failure="wrong result")]
+    VerdictFile(tmp_path, "0.1").add(task_of(first.mod, first.context.target, "gmm"), finals)
+    again = search().proposer
+    assert again.best_sec == float(others[0].run_secs[0])
+    assert len(again.excluded) == 16, "it is not proposed again"
 
 
 def test_a_model_without_variance_fixes_epsilon_and_says_so_once(make_task, caplog):

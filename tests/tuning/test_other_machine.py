@@ -4,6 +4,8 @@ import logging
 
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import Target, TuneContext, copy_record, json_database, te_workload
+from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning.other_machine import (
     seed_from_set_aside,
@@ -43,6 +45,21 @@ def test_what_was_set_aside_was_not_measured_here(tmp_path):
     assert seed_from_set_aside(tmp_path, [context], pool) == ["main"]
     (tasks,) = pool._before.values()
     assert [record.is_here for record in tasks["main"]] == [False]
+
+
+def test_what_was_disqualified_before_it_was_set_aside_is_no_seed(tmp_path):
+    mod, target, pool = te_workload("GMM"), Target({"kind": "llvm", "num-cores": 2}), TransferPool()
+    liar, honest = (make_record(mod, target, sec, seed) for sec, seed in ((1e-6, 1), (1e-3, 2)))
+    for number, record in ((1, liar), (2, honest), (3, liar)):
+        folder = tmp_path / f"other-machine-{number}"
+        folder.mkdir()
+        copy_record(record, json_database(folder))
+    finals = [trial_of(liar, failure="wrong result")]
+    VerdictFile(tmp_path / "other-machine-3", "0.1").add(task_of(mod, target, "main"), finals)
+    context = TuneContext(mod, target=target, task_name="main")
+    assert seed_from_set_aside(tmp_path, [context], pool) == ["main"]
+    (tasks,) = pool._before.values()
+    assert [record.seconds for record in tasks["main"]] == [1e-3]
 
 
 def test_a_database_that_cannot_be_read_seeds_nothing(tmp_path, caplog):

@@ -120,6 +120,17 @@ def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
     np.testing.assert_array_equal(samples.seconds, [2e-3, 3e-3, 4e-3])
 
 
+def test_what_was_disqualified_is_no_history_of_its_task(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, 2e-3, None, 3e-3])
+    store.add(task, [*kept[:3], dataclasses.replace(kept[3], run="mine")])
+    store.add_finals(task, [dataclasses.replace(kept[0], seconds=None, failure="wrong result")])
+    recalled = find_prior_trials(store, [context], TransferPool(), Model(), without={"mine"})
+    np.testing.assert_array_equal(recalled.tasks["mine"].latencies_ms, [np.nan, 2.0, np.nan])
+
+
 def test_what_a_run_did_itself_is_not_reported_again(
     store: RecordStore, mod: IRModule, target: Target, context: Any
 ) -> None:

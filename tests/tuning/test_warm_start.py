@@ -1,18 +1,24 @@
-"""Messages about a store that could not be written."""
+"""What a resumed run knows, and messages about a store that could not be written."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from tests.database.conftest import make_record
 from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
+from tvm_adaptive._tvm import te_workload, workload_key
 from tvm_adaptive.database.location import RUN_STORE, displayed, url_of
+from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.measure_callback.history import History
+from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.tuning import tune, warm_start
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.prior_trials import WarmStart
@@ -156,3 +162,46 @@ def test_a_store_that_is_the_runs_own_under_another_name_gets_each_trial_once(
             (stores,) = given
     assert stores["shared"] is store
     assert (stores["own"] is None) == is_link
+
+
+def test_a_disqualified_candidate_reaches_no_goal_of_a_resumed_run(make_session: Any) -> None:
+    mod, nothing = te_workload("GMM"), cast(Any, None)
+    history = History(tasks={"main": TaskHistory()})
+    history.tasks["main"].add_latencies([0.1, 2.0])
+    session = make_session(history=history)
+    options = dataclasses.replace(session.options, until_ms=1.0)
+    session = dataclasses.replace(session, options=options)
+    tasks: Any = [SimpleNamespace(task_name="main", weight=1)]
+    contexts: Any = [SimpleNamespace(task_name="main", mod=mod)]
+    database: Any = SimpleNamespace(disqualified_secs={workload_key(mod): [1e-4]})
+    progress = tune._search(session, tasks, contexts, nothing, {}, database=database)
+    assert progress.weighted_sec == 2e-3
+    assert session.budget.stop_reason == ""
+
+
+def test_a_resumed_cost_model_learns_no_disqualified_candidate(
+    tmp_path: Path, make_session: Any
+) -> None:
+    mod, journal = te_workload("GMM"), MemoryJournal()
+    session = make_session(journal=journal, history=History(tasks={"main": TaskHistory()}))
+    session.history.tasks["main"].add_latencies([0.1, 2.0])
+    task = task_of(mod, session.target, "main")
+    liar, honest = (
+        dataclasses.replace(
+            trial_of(make_record(mod, session.target, sec, seed)),
+            features=np.zeros(3, dtype=np.float32),
+        )
+        for sec, seed in ((1e-4, 1), (2e-3, 2))
+    )
+    wrong = dataclasses.replace(liar, seconds=None, failure="wrong result")
+    VerdictFile(tmp_path, "0.1").add(task, [wrong])
+    learned: list[float] = []
+    model: Any = SimpleNamespace(
+        n_features=3, restore=lambda _context, _rows, seconds, _errors: learned.extend(seconds)
+    )
+    context: Any = SimpleNamespace(task_name="main", mod=mod, target=session.target)
+    with RecordStore(tmp_path / RUN_STORE) as own:
+        own.add(task, [liar, honest])
+        warm_start._restore(session, own, [context], model)
+    assert learned == [2e-3]
+    assert journal.of("restored") == [{"event": "restored", "n_samples": 1}]

@@ -31,8 +31,9 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.database.verdicts import disqualified_in, trace_key
 from tvm_adaptive.values.trace_json import without_flags
-from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
+from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC, median_sec
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +76,14 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
     It answers as a ``JSONDatabase`` of the same files does, and that class can read them at
     any time: each line is written whole. A line that a full disk refuses is written before
     the next one. Unreadable lines are left out, see
-    :func:`~tvm_adaptive.database.repair.repair_database`. One process writes at a time.
+    :func:`~tvm_adaptive.database.repair.repair_database`. Records of candidates that a
+    play-off of the run had disqualified when it was opened count as failed ones. One process
+    writes at a time.
     """
 
     def __init__(self, work_dir: Path) -> None:
         super().__init__()
+        self._work_dir = Path(work_dir)
         self._workload_file = Path(work_dir) / WORKLOAD_FILE
         self._record_file = Path(work_dir) / RECORD_FILE
         self._workloads: list[Workload | None] = []  # by line; None where it is damaged
@@ -88,6 +92,9 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         self._indices: defaultdict[int, _Index] = defaultdict(_Index)
         # Oldest first, so that a workload's line comes before those of its records.
         self._unwritten: deque[_Line] = deque()
+        self._disqualified: set[int] = set()  # offsets of records
+        # What these records say, by the keys of their workloads.
+        self.disqualified_secs: defaultdict[str, list[float]] = defaultdict(list)
         self._recent = functools.lru_cache(maxsize=_N_RECENT)(self._record_at)
         self._read_workloads()
         self._read_records()
@@ -163,6 +170,8 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         with open(self._record_file, "rb") as file:
             file.seek(offset)
             _, fields = json.loads(file.readline())
+        if offset in self._disqualified:
+            fields[1] = [RECORDED_FAILURE_SEC]
         return TuningRecord.from_json(fields, self._workloads[number])
 
     def _read_workloads(self) -> None:
@@ -177,17 +186,25 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
             self._numbers.setdefault(workload_key(workload.mod), number)
 
     def _read_records(self) -> None:
+        lost = {
+            self._numbers.get(key): keys for key, keys in disqualified_in(self._work_dir).items()
+        }
         n_damaged = 0
         for offset, line in _lines(self._record_file):
             try:
                 number, fields = json.loads(line)
                 workload, mean_sec = self._workloads[number], _mean_sec(fields)
+                is_lost = number in lost and trace_key(fields[0]) in lost[number]
             except (ValueError, TypeError, LookupError, RecursionError):
                 workload = None
             if workload is None:
                 n_damaged += 1
-            else:
-                self._indices[number].add(mean_sec, offset)
+                continue
+            if is_lost:
+                self._disqualified.add(offset)
+                self.disqualified_secs[workload_key(workload.mod)].append(median_sec(fields[1]))
+                mean_sec = math.inf
+            self._indices[number].add(mean_sec, offset)
         if n_damaged:
             logger.warning("%s: left out %d unreadable lines", self._record_file, n_damaged)
 

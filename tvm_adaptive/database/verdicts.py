@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,10 +128,28 @@ def standing_winner(finals: Sequence[StoredTrial]) -> StoredTrial | None:
     return next(reversed(winners.values()), None)
 
 
+def disqualified_in(*folders: Path) -> dict[str, set[str]]:
+    """Return the candidates that any play-off of runs disqualified, by their workloads' keys.
+
+    Those of another version of TVM are among them.
+    """
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for folder in folders:
+        for _, (workload_key, _), finals in VerdictFile(folder, "").lines():
+            if lost := ever_disqualified(finals):
+                found[workload_key] |= lost
+    return dict(found)
+
+
+def trace_key(trace: Any) -> str:
+    """Return the key of a candidate by its trace in JSON: its instructions and decisions."""
+    return json.dumps(choices_of(trace))
+
+
 def candidate_key(trial: StoredTrial) -> str:
-    """Return a candidate's key: its instructions and decisions, or an unreadable text itself."""
+    """Return a candidate's key, or an unreadable text itself."""
     try:
-        return json.dumps(choices_of(json.loads(trial.record)[0]))
+        return trace_key(json.loads(trial.record)[0])
     except (TypeError, ValueError, IndexError, KeyError, RecursionError):
         return trial.record
 
@@ -227,6 +246,15 @@ class VerdictFile:
     def read(self, *, with_loose: bool = True) -> dict[Identity, list[StoredTrial]]:
         """Return the verdicts on each task's candidates, oldest first."""
         found: dict[Identity, list[StoredTrial]] = {}
+        for event, identity, rows in self.lines():
+            if event.get("compiler") == self._compiler:
+                is_shared = with_loose or not event.get("is_loose")
+                finals = found.setdefault(identity, [])
+                finals += [each for each in rows if each.failure or is_shared]
+        return found
+
+    def lines(self) -> Iterator[tuple[dict[str, Any], Identity, list[StoredTrial]]]:
+        """Yield each line that this version knows, its task and its verdicts; of any compiler."""
         for event in self._events():
             try:
                 workload_key, target_key = map(str, event["identity"])
@@ -234,23 +262,20 @@ class VerdictFile:
             except (KeyError, TypeError, ValueError, AttributeError):
                 logger.warning("%s: a line that this version does not know", self.path)
                 continue
-            finals = found.setdefault((workload_key, target_key), [])
-            is_shared = with_loose or not event.get("is_loose")
-            finals += [each for each in rows if each is not None and (each.failure or is_shared)]
-        return found
+            identity = (workload_key, target_key)
+            yield event, identity, [each for each in rows if each is not None]
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of this version and compiler."""
+        """Yield the events of this version of the format."""
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return
-        mine = (_FORMAT_VERSION, self._compiler)
         for line in lines:
             try:
                 event = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError):
                 logger.warning("%s: a line that is no JSON is left out", self.path)
                 continue
-            if isinstance(event, dict) and (event.get("version"), event.get("compiler")) == mine:
+            if isinstance(event, dict) and event.get("version") == _FORMAT_VERSION:
                 yield event

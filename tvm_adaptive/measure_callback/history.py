@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,19 @@ class TaskHistory(TaskProgress):
         """Add trials in the order measured; ``nan`` for a failure."""
         self.latencies_ms += latencies_ms
         self.add_trials([ms / 1e3 for ms in latencies_ms])
+
+    def disqualify(self, secs: Sequence[float]) -> None:
+        """Forget the times of trials; the journal tells trials apart by these alone."""
+        lost_ms = [1e3 * sec for sec in secs]
+        self.latencies_ms = [
+            math.nan if any(math.isclose(ms, lost) for lost in lost_ms) else ms
+            for ms in self.latencies_ms
+        ]
+        valid = [ms / 1e3 for ms in self.latencies_ms if math.isfinite(ms)]
+        best_before = self.best_sec
+        self.best_sec, self.second_sec, *_ = sorted([math.inf, math.inf, *valid])
+        if self.best_sec != best_before:
+            self.build_sec = math.nan
 
     @property
     def best_ms(self) -> float:
@@ -104,6 +117,12 @@ class History:
             if self._keys.get(name, key) != key:
                 self.tasks.pop(name, None)
         self._keys |= keys
+
+    def disqualify(self, secs: Mapping[str, Sequence[float]]) -> None:
+        """Forget the times of candidates that a play-off disqualified, by the workloads' keys."""
+        for name, task in self.tasks.items():
+            if lost := secs.get(self._keys.get(name, "")):
+                task.disqualify(lost)
 
     def progress(
         self, tasks: list[tuple[str, float]], keys: Mapping[str, FormKey] | None = None

@@ -11,11 +11,12 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from tvm_adaptive._tvm import TuneContext, anchor_of, json_database, record_as_json, workload_key
 from tvm_adaptive.database.repair import RECORD_FILE, repair_database
+from tvm_adaptive.database.verdicts import disqualified_in, trace_key
 from tvm_adaptive.errors import summary_line
 from tvm_adaptive.search_strategy.transfer import (
     KEPT_PER_TASK,
@@ -52,8 +53,10 @@ def seed_from_set_aside(
 ) -> list[str]:
     """Seed the search with the best records that were set aside; return the tasks' names."""
     best: dict[str, list[TransferRecord]] = {}
-    for folder in sorted(work_dir.glob(f"{_FOLDER}*")):
-        for key, transfer_records in _transfer_records(folder).items():
+    folders = sorted(work_dir.glob(f"{_FOLDER}*"))
+    lost = disqualified_in(work_dir, *folders)
+    for folder in folders:
+        for key, transfer_records in _transfer_records(folder, lost).items():
             best.setdefault(key, []).extend(transfer_records)
     seeded = []
     for context in contexts:
@@ -66,7 +69,9 @@ def seed_from_set_aside(
     return seeded
 
 
-def _transfer_records(folder: Path) -> dict[str, list[TransferRecord]]:
+def _transfer_records(
+    folder: Path, lost: Mapping[str, Container[str]]
+) -> dict[str, list[TransferRecord]]:
     """Return a JSON database's transfer records by workload; none if it cannot be read."""
     found: dict[str, list[TransferRecord]] = {}
     if not (folder / RECORD_FILE).is_file():
@@ -74,11 +79,13 @@ def _transfer_records(folder: Path) -> dict[str, list[TransferRecord]]:
     try:
         repair_database(folder)
         for record in json_database(folder).get_all_tuning_records():
-            seconds = median_sec(record.run_secs)
-            transfer_record = transfer_record_of(record_as_json(record), seconds)
-            if transfer_record is not None and not math.isnan(seconds):
+            seconds, fields = median_sec(record.run_secs), record_as_json(record)
+            key = workload_key(record.workload.mod)
+            transfer_record = transfer_record_of(fields, seconds)
+            is_lost = key in lost and trace_key(fields[0]) in lost[key]
+            if transfer_record is not None and not math.isnan(seconds) and not is_lost:
                 elsewhere = dataclasses.replace(transfer_record, is_here=False)
-                found.setdefault(workload_key(record.workload.mod), []).append(elsewhere)
+                found.setdefault(key, []).append(elsewhere)
     except Exception as error:  # TVM's parser may raise anything for another TVM's traces
         logger.warning(
             "%s cannot be read, the search begins without: %s", folder, summary_line(error)

@@ -22,6 +22,7 @@ import json
 import logging
 import math
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from tvm_adaptive.cost_model.dataset import CAPACITY, Dataset
 from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import checked, sound, trusted
+from tvm_adaptive.database.verdicts import candidate_key, checked, disqualified, sound, trusted
 from tvm_adaptive.search_strategy.transfer import (
     KEPT_PER_TASK,
     TransferPool,
@@ -98,8 +99,9 @@ def find_prior_trials(
     for task in tasks:
         # A search that does not start from the best of them cannot be compared with them.
         is_seeded = transfer_pool is not None and task.identity in known
-        seconds = store.seconds(task, without=without) if is_seeded else []
-        is_proven = bool(checked(store.finals(task)))
+        finals = store.finals(task)
+        seconds = _seconds(store, task, finals, without) if is_seeded else []
+        is_proven = bool(checked(finals))
         if seconds or is_proven:
             prior[task.name] = PriorTrials(tuple(sec * 1e3 for sec in seconds), is_proven)
     n_known = sum(identity in names for identity in known)
@@ -132,15 +134,43 @@ def _relevant(store: RecordStore, family: str, tasks: Sequence[StoredTask]) -> l
     return [*own.values(), *others[-_MAX_RELATED:]]
 
 
-def restore(store: RecordStore, contexts: Sequence[TuneContext], model: ModelHooks | None) -> int:
-    """Give a cost model the samples of earlier attempts of the same run; return how many."""
+def _seconds(
+    store: RecordStore,
+    task: StoredTask,
+    finals: Sequence[StoredTrial],
+    without: Collection[str],
+) -> list[float]:
+    """Return the seconds of a task's trials; NaN for failed and for disqualified ones."""
+    lost = disqualified(finals)
+    if not lost:  # nearly always: spares reading all records
+        return store.seconds(task, without=without)
+    return [
+        math.nan if each.seconds is None or candidate_key(each) in lost else each.seconds
+        for each in store.latest(task)
+        if each.run not in without
+    ]
+
+
+def restore(
+    store: RecordStore,
+    contexts: Sequence[TuneContext],
+    model: ModelHooks | None,
+    lost: Mapping[str, Container[str]] = MappingProxyType({}),
+) -> int:
+    """Give a cost model the samples of earlier attempts of the same run; return how many.
+
+    Candidates that are ``lost``, by the keys of their workloads, are left out.
+    """
     n_samples = 0
     if model is None:
         return n_samples
     for context in contexts:
         task = task_of(context.mod, context.target, str(context.task_name))
+        without = lost.get(task.workload_key)
         # The model would drop more.
-        trials = store.sample(task, CAPACITY, with_record=False)
+        trials = store.sample(task, CAPACITY, with_record=without is not None)
+        if without is not None:
+            trials = [each for each in trials if candidate_key(each) not in without]
         for rows, seconds, errors in _arrays(trials, model.n_features):
             model.restore(context, rows, seconds, errors)
             n_samples += len(seconds)

@@ -402,6 +402,8 @@ def _search(
     """Run MetaSchedule's loop with our parts until budget, trials or spaces are used up."""
     history = session.history
     history.keep_tasks({str(each.task_name): workload_key(each.mod) for each in contexts})
+    if history.n_trials:
+        history.disqualify(database.disqualified_secs)
     named = [(str(each.task_name), float(int(each.weight))) for each in tasks]
     progress = history.progress(named, forms)
     session.update_reserve(progress)

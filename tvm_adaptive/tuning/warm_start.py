@@ -33,7 +33,7 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore, redacted_name
 from tvm_adaptive.database.store_callback import StoreCallback
-from tvm_adaptive.database.verdicts import SECOND_DECISION, VerdictFile
+from tvm_adaptive.database.verdicts import SECOND_DECISION, VerdictFile, disqualified_in
 from tvm_adaptive.errors import StoreDataError, StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
@@ -228,7 +228,8 @@ def _restore(
     if not session.history.n_trials:
         return
     with _Reported(session, "The cost model starts without samples."):
-        session.journal.write("restored", n_samples=restore(own, contexts, model))
+        lost = disqualified_in(session.work_dir)
+        session.journal.write("restored", n_samples=restore(own, contexts, model, lost))
 
 
 def _warm_start(
