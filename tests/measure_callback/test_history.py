@@ -131,6 +131,9 @@ def test_tasks_that_are_given_up_do_not_hide_a_plateau() -> None:
     assert math.isinf(RunProgress([hopeless]).promising_sec)
     hopeless.n_trials -= 1
     assert math.isinf(progress.promising_sec)
+    hopeless.is_ended = known.is_ended = True
+    assert progress.promising_sec == pytest.approx(3e-3)
+    assert (hopeless.is_given_up, known.is_given_up) == (True, False)
 
 
 def test_times_of_disqualified_candidates_are_forgotten(tmp_path: Path) -> None:

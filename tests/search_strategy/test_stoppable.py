@@ -60,6 +60,25 @@ def test_it_stops_when_asked_to(make_task):
     assert task.round() is None
 
 
+def test_it_tells_of_a_task_that_ends_before_it_is_asked_to_stop(make_task):
+    requests, ended = [], []
+
+    def search(inner):
+        pattern = StoppableSearch(inner, lambda: bool(requests), on_end=ended.append)
+        return make_task(pattern.clone(), ms.cost_model.RandomModel(), max_trials=16)
+
+    task = search(ms.search_strategy.ReplayTrace())
+    assert len(task.round()) == 16
+    assert ended == []
+    assert task.round() is None
+    assert ended == ["gmm"]
+    assert search(FailingSearch("generate")).round() is None
+    assert ended == ["gmm"] * 2
+    requests.append("stop")
+    assert task.round() is None
+    assert len(ended) == 2
+
+
 @pytest.mark.parametrize("n_given", [4, 16])
 def test_a_limit_goes_through_to_a_search_that_can_follow_it(make_task, n_given):
     strategy = StoppableSearch(AdaptiveSearch(**SMALL, n_initial=0), lambda: False)

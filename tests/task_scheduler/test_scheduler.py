@@ -338,9 +338,10 @@ def test_a_policy_that_fails_is_replaced_for_a_slot(world, script, decision, tex
 
 
 def test_a_retired_arm_is_terminated(world, script):
-    policy = script([0, Decision(2, "x", retired=(0, 1)), 1, 2])
-    scheduler = scheduler_in(world, policy)
+    policy, ended = script([0, Decision(2, "x", retired=(0, 1)), 1, 2]), []
+    scheduler = scheduler_in(world, policy, on_end=ended.append)
     world.tune(scheduler)
+    assert ended == ["matmul16", "matmul32"]
     assert [arm.finished for arm in policy.seen[2]] == [True, True, False]
     # Arm 1 is no choice any more.
     assert world.played == [0, 2, 2, 2]

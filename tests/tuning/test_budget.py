@@ -273,6 +273,21 @@ def test_a_gap_is_a_task_that_has_nothing_and_was_hardly_tried(best_sec, n_trial
     assert (budget.reserve_sec <= 1.0) == has_gap
 
 
+@pytest.mark.parametrize("n_trials", [0, 4])
+def test_a_task_that_has_ended_without_a_result_is_no_gap(make_session, n_trials):
+    budget = budget_with(600.0, 580.0)
+    budget.plan_reserve(FinishConfig(), 2, EndCosts())
+    session = make_session(budget=budget)
+    progress = progress_of([1e-3, math.inf], n_trials)
+    session.update_reserve(progress)
+    assert budget.reserve_sec <= 1.0
+    session.ended.add("1")
+    session.round_done(progress)
+    assert budget.reserve_sec > 1.0
+    # It hides no plateau either.
+    assert progress.promising_sec == 1e-3
+
+
 def network_of(tasks):
     """Return a progress of tasks: their best and second best times, and the build's seconds."""
     found = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tvm_adaptive import tune
-from tvm_adaptive._tvm import RPCConfig
+from tvm_adaptive._tvm import RPCConfig, python_side
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning import parts as parts_module
 from tvm_adaptive.tuning import session as session_module
@@ -40,6 +40,14 @@ def test_stocks_runner_measures_on_the_farm_that_is_named(make_session: Any) -> 
         config = parts.runner.rpc_config
         assert (config.tracker_host, config.tracker_port) == ("127.0.0.1", 9)
         assert config.tracker_key == "board"
+
+
+def test_search_and_scheduler_tell_the_session_which_tasks_have_ended(make_session: Any) -> None:
+    session = make_session()
+    with contextlib.closing(make_parts(session)) as parts:
+        python_side(parts.strategy).on_end("a")
+        python_side(parts.task_scheduler).on_end("b")
+    assert session.ended == {"a", "b"}
 
 
 FARM = RPCConfig("127.0.0.1", 9, "board", 1, 5)

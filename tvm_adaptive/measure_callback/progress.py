@@ -25,6 +25,7 @@ class TaskProgress:
     second_sec: float = math.inf  # the second fastest
     build_sec: float = math.nan  # seconds that building the fastest took; NaN if not known
     key: FormKey = NO_FORM  # the part of the network, and how it is computed there
+    is_ended: bool = False  # it gets no more trials, whatever the run has left
 
     def add_trials(self, secs: Sequence[float]) -> None:
         """Add trials; NaN for a failure."""
@@ -40,8 +41,8 @@ class TaskProgress:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether so many trials have failed that none is expected to succeed."""
-        return math.isinf(self.best_sec) and self.n_trials >= GIVE_UP_TRIALS
+        """Whether no trial has succeeded, and none will or is expected to."""
+        return math.isinf(self.best_sec) and (self.is_ended or self.n_trials >= GIVE_UP_TRIALS)
 
 
 @dataclasses.dataclass

@@ -75,7 +75,8 @@ class DelegatingSearch(PySearchStrategy):  # type: ignore[misc]
 class StoppableSearch(DelegatingSearch):
     """Ends its task when ``should_stop`` returns True, or the inner strategy fails.
 
-    MetaSchedule itself counts trials only. A strategy that returns no batch ends its task.
+    MetaSchedule itself counts trials only. A strategy that returns no batch ends its task;
+    ``on_end`` gets the names of tasks that end before the run should.
     """
 
     def __init__(
@@ -85,10 +86,12 @@ class StoppableSearch(DelegatingSearch):
         journal: JournalWriter | None = None,
         *,
         on_round: Callable[[], None] = lambda: None,
+        on_end: Callable[[str], None] = lambda _name: None,
     ) -> None:
         super().__init__(inner, journal)
         self.should_stop = should_stop
         self.on_round = on_round
+        self.on_end = on_end
         self.task_name = "?"
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
@@ -105,12 +108,15 @@ class StoppableSearch(DelegatingSearch):
         self.on_round()
         if self.should_stop():
             return None
+        batch = None
         try:
-            return super().generate_measure_candidates()
+            batch = super().generate_measure_candidates()
         except Exception as error:
             # MetaSchedule would end the run, and with it every other task.
             self._report(error, "this task ends")
-            return None
+        if batch is None and not self.should_stop():  # a search on lanes ends with the budget
+            self.on_end(self.task_name)
+        return batch
 
     def notify_runner_results(
         self, measure_candidates: list[MeasureCandidate], results: list[RunnerResult]
@@ -124,7 +130,11 @@ class StoppableSearch(DelegatingSearch):
     def clone(self) -> Any:
         """Return the same around a clone of the inner strategy."""
         return StoppableSearch(
-            self.inner.clone(), self.should_stop, self.journal, on_round=self.on_round
+            self.inner.clone(),
+            self.should_stop,
+            self.journal,
+            on_round=self.on_round,
+            on_end=self.on_end,
         )
 
     def _report(self, error: Exception, consequence: str) -> None:

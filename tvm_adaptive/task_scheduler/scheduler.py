@@ -90,6 +90,8 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         Of the network's latency, in [0, 1).
     seed : int or None, default None
         Of the policy's randomness; None draws one.
+    on_end : callable, default no-op
+        Gets the name of each task that is given no more slots, unless its search has ended.
     journal : JournalWriter or None, default None
         Gets a ``"slot"`` event per decision, ``"slot-end"`` with its results, and
         ``"stop"`` when the scheduler ends the run.
@@ -117,6 +119,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         plateau_slots: int | None = None,
         plateau_share: float = 0.005,
         seed: int | None = None,
+        on_end: Callable[[str], None] = lambda _name: None,
         journal: JournalWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -137,6 +140,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         self.max_waiting = max_waiting
         self.n_lanes = n_lanes
         self.seed = seed
+        self.on_end = on_end
         self.journal: JournalWriter = journal or NullJournal()
         self.clock = clock
         self._earlier: Mapping[str, TaskHistory] = {}
@@ -390,6 +394,7 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             queue.finish(index)
 
     def _terminate(self, index: int) -> None:
+        self.on_end(self.task_name(index))
         if not self._records[index].is_terminated:
             self._outer().terminate_task(index)
 

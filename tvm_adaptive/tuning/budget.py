@@ -227,6 +227,7 @@ class Budget:
         reserve, costs, share = self._reserve, self._reserve.costs, tuned_share(progress)
         has_gaps = any(
             math.isinf(task.best_sec)
+            and not task.is_given_up
             and task.n_trials < n_trials_per_round
             and task.name not in proven
             for task in progress.used_tasks

@@ -131,6 +131,7 @@ def make_parts(session: Session) -> Parts:
             session.should_stop,
             session.journal,
             on_round=budget.round_started,
+            on_end=session.ended.add,
         ),
         runner=runner,
         builder=builder,
@@ -255,6 +256,7 @@ def _task_scheduler(session: Session, n_devices: int, lanes: Lanes | None) -> An
         "seed": session.seed,
         "max_waiting": n_devices,
         "n_lanes": 1 if lanes is None else lanes.n_lanes,
+        "on_end": session.ended.add,
         "journal": session.journal,
     }
     if is_gpu(session.target):

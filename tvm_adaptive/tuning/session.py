@@ -188,6 +188,8 @@ class Session(RunContext):
     history: History = dataclasses.field(default_factory=History)
     # Tasks of which an earlier run has proven a record.
     proven: set[str] = dataclasses.field(default_factory=set)
+    # Tasks that get no more trials: their search has ended, or the task scheduler has given up.
+    ended: set[str] = dataclasses.field(default_factory=set)
 
     def round_done(self, progress: RunProgress) -> None:
         """Pass a round's result to the observer, update the reserve, see if it is enough."""
@@ -198,6 +200,8 @@ class Session(RunContext):
 
     def update_reserve(self, progress: RunProgress) -> None:
         """Reserve what the end of the run needs."""
+        for task in progress.tasks:
+            task.is_ended = task.name in self.ended
         self.budget.update_reserve(progress, self.proven, self.config.search.n_trials_per_round)
 
     def check_goal(self, progress: RunProgress) -> None:
