@@ -32,6 +32,13 @@ def test_what_an_earlier_run_has_proven_can_wait():
     assert WarmUp().next_arm(arms, [0, 2, 3]) == 0
 
 
+def test_an_arm_that_failed_waits_until_the_others_have_had_a_slot():
+    failed, fresh = arm([NAN] * 4, flop=9e9, n_slots=1), arm(flop=1e9, is_proven=True)
+    assert WarmUp().next_arm([failed, fresh], [0, 1]) == 1
+    again = arm([NAN] * 4, flop=1e9, n_slots=1)
+    assert WarmUp().next_arm([failed, again], [0, 1]) == 0
+
+
 def test_the_first_slot_is_small_and_later_ones_are_full():
     fresh, failed = arm(), arm([math.nan] * 4, n_slots=1)
     assert WarmUp(n_trials=4).trials_of([fresh, failed], 0) == 4

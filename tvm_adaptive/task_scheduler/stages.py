@@ -29,7 +29,8 @@ NEGLIGIBLE_SHARE = 1e-4
 class WarmUp:
     """Plays arms without a valid result until each has one or is given up.
 
-    Large arms come first; before them all, those of which earlier runs have proven nothing.
+    Arms with the fewest slots come first: what fails may take long to do so, and others have
+    nothing yet. Of these, arms of which earlier runs have proven nothing, large ones first.
     """
 
     # trials of an arm's first slot; None for a full batch. If all of them fail, full batches
@@ -54,7 +55,7 @@ class WarmUp:
         cold = [k for k in live if math.isinf(arms[k].best_ms)]
         return max(
             cold,
-            key=lambda k: (not arms[k].prior.is_proven, arms[k].work, -k),
+            key=lambda k: (-arms[k].n_slots, not arms[k].prior.is_proven, arms[k].work, -k),
             default=None,
         )
 
