@@ -15,6 +15,10 @@ target              FLOP/s                              throughput over the task
 forest              one per task                        one for all tasks of a run
 search              simulated annealing                 MetaSchedule's evolution
 bags of the forest  as many draws as samples            fewer beyond 320 samples
+refit               after each batch                    after 5 % more samples of all tasks:
+                                                        beyond 640, not after each batch
+samples             all trials                          at most 8,192: the fastest of each
+                                                        task, and some of the others
 first batch         epsilon 0.05                        half random, half by the model of the
                                                         tasks before
 score               expected improvement                a rising function of its logarithm
