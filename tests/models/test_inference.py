@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import tvm_adaptive
+from tests.models.networks import drawn, network_of
 from tvm_adaptive._tvm import relax
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, compile_network, export, inference, prepare
@@ -159,3 +161,30 @@ def test_arrays_of_brain_floats_come_and_go(tmp_path: Path) -> None:
     found = model(array)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found.astype("float32"), 2 * array.astype("float32"))
+
+
+def test_a_dropped_model_is_unloaded_and_its_outputs_stay(tmp_path: Path) -> None:
+    path, x = tmp_path / "network.so", drawn((1024, 1024), seed=1)
+    weight = drawn(x.shape)  # 4 MB
+    network = network_of({"x": x.shape}, lambda _emit, x: relax.op.add(x, relax.const(weight)))
+    target = resolve_target("cpu")
+    export(compile_network(prepare(network, target, "keep"), None, target), path)
+    for _ in range(3):
+        one, other = (
+            CompiledModel(path, network.input_shapes, network.input_dtypes, n_threads=2)
+            for _ in range(2)
+        )
+        outputs = [one(x), other(x)]
+        del one
+        outputs.append(other(x))
+        assert is_mapped(path)
+        del other
+        gc.collect()
+        assert not is_mapped(path)
+        for output in outputs:
+            np.testing.assert_allclose(output, x + weight, rtol=1e-6)
+
+
+def is_mapped(path: Path) -> bool:
+    """Say whether this process has a file, removed or not, in its memory."""
+    return os.path.realpath(path) in Path("/proc/self/maps").read_text()

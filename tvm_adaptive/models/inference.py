@@ -51,6 +51,7 @@ class CompiledModel:
     - Calls from several threads are safe; one runs at a time. Each calling thread has a pool
       of :attr:`n_threads` threads of TVM's runtime, which is made in its first call. If the
       thread has used TVM before, the pool keeps its size when that is smaller.
+    - Dropped, it gives its weights back; outputs stay valid.
     - It works in the process that made it. In one that was forked from that, calls raise
       InvalidOptionError.
 
@@ -88,8 +89,9 @@ class CompiledModel:
         self._keep, self._process = keep, os.getpid()
         self._expected = [(n, self.input_shapes[n], self.input_dtypes[n]) for n in input_shapes]
         self._lock, self._local = threading.Lock(), threading.local()
-        executable = device_session.load(os.fspath(library))
-        self._machine = VirtualMachine(executable, device_session.device_of_kind("cpu"))
+        self._library = device_session.open_library(os.fspath(library))
+        device = device_session.device_of_kind("cpu")
+        self._machine = VirtualMachine(self._library.module, device)
         self._main = self._machine["main"]
         self._shared: tuple[int, ...] = ()
         self._shared = self._find_shared_outputs(example or self._made_up())

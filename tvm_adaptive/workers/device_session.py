@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from tvm_adaptive._tvm import device, from_dlpack, load_module, tvm
+from tvm_adaptive._tvm.loading import load_until_dropped
+
+# A file of this machine: path, inode, time and size.
+_File: TypeAlias = tuple[str, int, int, int]
 
 
 class _CurrentDevice:
@@ -18,8 +25,20 @@ class _CurrentDevice:
     caches: ClassVar[dict[str, dict[Any, Any]]] = {}
 
 
-# The files that this process has loaded, by path: inode, time and size.
-_loaded: dict[str, tuple[int, int, int]] = {}
+class Library:
+    """A compiled module of this process, which is unloaded when nothing holds or uses it."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+
+# The file that this process has loaded first, by path.
+_loaded: dict[str, _File] = {}
+# A file's code knows the module that was made of it last, which must not be dropped before
+# others of the same file: where one can be dropped, all share it.
+_kept: dict[_File, Any] = {}
+_open: weakref.WeakValueDictionary[_File, Library] = weakref.WeakValueDictionary()
+_opening = threading.Lock()
 
 
 def move_to(session: Any) -> None:
@@ -46,21 +65,44 @@ def is_elsewhere() -> bool:
 
 
 def load(path: str) -> Any:
-    """Load a compiled module on the current device."""
+    """Load a compiled module on the current device, until this process ends."""
     session = _CurrentDevice.session
     if session is not None:
         return session.load_module(_upload(path))
+    file = _file_at(path)
+    module = _kept[file] = _load_file(path, file, load_module)
+    return module
+
+
+def open_library(path: str) -> Library:
+    """Load a compiled module in this process, unless the same file is loaded."""
+    file = _file_at(path)
+    with _opening:
+        found = _open.get(file)
+        if found is None:
+            module = _kept.get(file)
+            if module is None:
+                module = _load_file(path, file, load_until_dropped)
+            found = _open[file] = Library(module)
+        return found
+
+
+def _file_at(path: str) -> _File:
     stat = os.stat(path)
-    file = stat.st_ino, stat.st_mtime_ns, stat.st_size
-    if _loaded.setdefault(os.path.realpath(path), file) == file:
-        return load_module(path)
+    return os.path.realpath(path), stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _load_file(path: str, file: _File, load_path: Callable[[str], Any]) -> Any:
+    """Load a file, whatever was loaded from its path before."""
+    if _loaded.setdefault(file[0], file) == file:
+        return load_path(path)
     # The system knows a library by its path, and would return the one that was there before.
     with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
-        return load_module(shutil.copy(path, folder))
+        return load_path(shutil.copy(path, folder))
 
 
 def load_once(path: str) -> Any:
-    """Load a compiled module unless the same file is loaded: TVM keeps modules forever."""
+    """Load a compiled module unless the same file is loaded: it stays loaded."""
     stat = Path(path).stat()
     key = (path, stat.st_mtime_ns, stat.st_size)
     loaded = cache("modules")
