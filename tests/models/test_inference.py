@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 import tvm_adaptive
 from tests.models.networks import drawn, network_of
-from tvm_adaptive._tvm import relax
+from tvm_adaptive._tvm import relax, start_thread_pool
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, compile_network, export, inference, prepare
 from tvm_adaptive.models.inference import CompiledModel
@@ -107,6 +108,40 @@ def test_lists_of_what_a_type_cannot_hold_are_refused(tmp_path: Path) -> None:
 def test_a_pool_has_at_least_one_thread(model: CompiledModel) -> None:
     with pytest.raises(InvalidOptionError, match="n_threads must be at least 1 but got 0"):
         CompiledModel(model.library, {"x": SHAPE}, {"x": "float32"}, n_threads=0)
+
+
+def test_each_model_runs_with_its_own_number_of_threads(model: CompiledModel) -> None:
+    x = np.zeros(SHAPE, np.float32)
+
+    def run_in_turns() -> list[int]:
+        """Return how many threads a new thread uses after each model."""
+        model(x)
+        single = CompiledModel(model.library, {"x": SHAPE}, {"x": "float32"}, n_threads=1)
+        sizes = [start_thread_pool()]
+        for each in (model, single, single, model):
+            each(x)
+            sizes.append(start_thread_pool())
+        return sizes
+
+    with ThreadPoolExecutor(1) as executor:
+        n_threads = min(2, len(os.sched_getaffinity(0)))
+        assert executor.submit(run_in_turns).result() == [1, n_threads, 1, 1, n_threads]
+
+
+def test_a_pool_that_stays_smaller_is_told_of_once(
+    model: CompiledModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = np.zeros(SHAPE, np.float32)
+
+    def run_in_turns() -> None:
+        single = CompiledModel(model.library, {"x": SHAPE}, {"x": "float32"}, n_threads=1)
+        for each in (model, single, model):
+            each(x)
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(run_in_turns).result()
+    (warning,) = caplog.messages
+    assert "with 1 threads instead of 2" in warning
 
 
 @pytest.mark.parametrize("offset", [0, 1, 5])

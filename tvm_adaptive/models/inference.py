@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _ALIGNMENT_BYTES = 64
 # numpy's arrays of it cannot be handed to other libraries.
 _NOT_SHARED = "bfloat16"
-# Of each thread, the process in which its pool of threads was made.
+# Of each thread, the process in which its pool of threads was made, and the number it was set to.
 _pools = threading.local()
 _FORKED = (
     "A fork copies none of its threads: make and run models after the fork and not before, or "
@@ -49,8 +49,8 @@ class CompiledModel:
       copied, unless they are memory of another one or numpy is older than 2.1. No later call
       writes to them.
     - Calls from several threads are safe; one runs at a time. Each calling thread has a pool
-      of :attr:`n_threads` threads of TVM's runtime, which is made in its first call. If the
-      thread has used TVM before, the pool keeps its size when that is smaller.
+      of threads of TVM's runtime, which is made in its first call, and of which a call uses
+      :attr:`n_threads`. If the thread has used TVM before, there may be fewer.
     - Dropped, it gives its weights back; outputs stay valid.
     - It works in the process that made it. In one that was forked from that, calls raise
       InvalidOptionError.
@@ -136,22 +136,25 @@ class CompiledModel:
         if os.getpid() != self._process:  # a kernel would wait for them without end
             raise InvalidOptionError(f"The model was made in another process. {_FORKED}")
         with self._lock:
-            if not getattr(self._local, "has_pool", False):
-                self._make_pool()
-                self._local.has_pool = True
+            # Another model may have changed it.
+            if getattr(_pools, "n_threads", 0) != self.n_threads or _pools.process != self._process:
+                self._set_pool()
             result = self._main(*values)
         outputs = [result] if hasattr(result, "shape") else list(result)
         for place in self._shared:
             outputs[place] = tensor(outputs[place].numpy())
         return outputs
 
-    def _make_pool(self) -> None:
+    def _set_pool(self) -> None:
         """Let kernels that this thread calls use as many threads as they were tuned for."""
         check_pool()
         _pools.process = os.getpid()
         # Not bound to single cores: the program's own threads need some, too.
         share_threads(self.n_threads)
-        if (found := start_thread_pool()) != self.n_threads:
+        _pools.n_threads = self.n_threads
+        found = start_thread_pool()
+        if found != self.n_threads and not getattr(self._local, "is_warned", False):
+            self._local.is_warned = True
             logger.warning(
                 "TVM runs kernels of this thread with %d threads instead of %d: it was used "
                 "here before with fewer, or the thread may use fewer processors.",
