@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tuning.observers import Notes
 from tests.tuning.runs import QUICK
 from tvm_adaptive import tune
 from tvm_adaptive._tvm import Target
@@ -197,6 +198,38 @@ def deployed(tmp_path_factory):
     assert applied.comparison.agree
     compile_example(folder / "deploy")
     return folder / "deploy"
+
+
+def test_networks_that_call_python_get_no_c_program(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    floats = onnx.TensorProto.FLOAT
+    weights = {
+        "matrix": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
+        "axes": np.array([1]),
+    }
+    graph = onnx.helper.make_graph(
+        [
+            node("MatMul", ["x", "matrix"], ["product"]),
+            node("NonZero", ["product"], ["places"]),
+            node("Cast", ["places"], ["numbers"], to=floats),
+            node("ReduceSum", ["numbers", "axes"], ["sums"], keepdims=0),
+        ],
+        "places",
+        [info("x", floats, [4, 4])],
+        [info("sums", floats, [2])],
+        [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=9)
+    onnx.save(model, tmp_path / "net.onnx")
+    tune(str(tmp_path / "net.onnx"), work_dir=tmp_path / "run", trials=4, seed=1, config=QUICK)
+    observer = Notes()
+    applied = apply(str(tmp_path / "run"), out_dir=tmp_path / "deploy", observer=observer)
+    assert [path.name for path in applied.examples] == ["example.py"]
+    assert not list((tmp_path / "deploy").glob("*.[ch]*"))
+    (note,) = [each for each in observer.notes if each.startswith("no C program is written: ")]
+    assert note.endswith("has in Python only: relax.run.nonzero")
 
 
 def write_inputs(folder: Path) -> list[np.ndarray]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_triple
 
 # Sorting and random numbers stand in a library of their own, by these prefixes.
 _EXTRA = (b"tvm.contrib.sort.", b"tvm.contrib.random.")
+# TVM has what Relax calls at run time in Python: nonzero, unique, assertions, prints.
+_IN_PYTHON = re.compile(rb"relax\.run\.[a-z_]+")
 # What C programs include, below include/.
 HEADERS = ("tvm/ffi/c_api.h", "dlpack/dlpack.h")
 
@@ -32,10 +37,22 @@ def runtime_libraries(library: Path) -> list[Path]:
     """Return those of TVM's libraries that a library for the CPU needs to run."""
     folder = Path(tvm.__file__).parent / "lib"
     found = [folder / "libtvm_runtime.so"]
-    with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+    with _content_of(library) as content:
         if any(content.find(prefix) >= 0 for prefix in _EXTRA):
             found.append(folder / "libtvm_runtime_extra.so")
     return [*found, Path(tvm_ffi.__file__).parent / "lib" / "libtvm_ffi.so"]
+
+
+def python_functions(library: Path) -> list[str]:
+    """Return the functions that a library calls and that TVM has in Python only, by name."""
+    with _content_of(library) as content:
+        return sorted({name.decode() for name in _IN_PYTHON.findall(content)})
+
+
+@contextmanager
+def _content_of(library: Path) -> Iterator[mmap]:
+    with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        yield content
 
 
 def header_folder() -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask
-from tvm_adaptive._tvm.runtime_files import runtime_libraries
+from tvm_adaptive._tvm.runtime_files import python_functions, runtime_libraries
 from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
 from tvm_adaptive.measure_callback.history import History, differences
@@ -315,7 +315,7 @@ def _written(
     thread_secs = {} if comparison is None else _thread_secs(context, model, library)
     n_threads = min(thread_secs, key=thread_secs.__getitem__, default=n_cores_of(context.target))
     interface, features = interface_of(model), features_of(context)
-    runtime = runtime_libraries(library) if _runs_in_c(context, interface) else []
+    runtime = runtime_libraries(library) if _runs_in_c(context, interface, library) else []
     examples = [_write_python_example(context, library)]
     if runtime:
         examples += write_programs(
@@ -404,17 +404,21 @@ def _proven_share(
     return n_proven / max(1, sum(calls))
 
 
-def _runs_in_c(context: RunContext, interface: Interface) -> bool:
+def _runs_in_c(context: RunContext, interface: Interface, library: Path) -> bool:
     """Say whether C programs are written: for networks on CPUs, with TVM's files for Linux."""
     if interface.buffers or device_kind(context.target) != "cpu":
         return False
+    reason = ""
     if not is_supported(interface):
-        context.observer.note(
-            "no C program is written: the sizes of the outputs are not known before they are "
-            "computed, or a type is unknown to NumPy"
+        reason = (
+            "the sizes of the outputs are not known before they are computed, or a type is "
+            "unknown to NumPy"
         )
-        return False
-    return True
+    elif in_python := python_functions(library):
+        reason = f"the network calls functions that TVM has in Python only: {', '.join(in_python)}"
+    if reason:
+        context.observer.note(f"no C program is written: {reason}")
+    return not reason
 
 
 def _write_python_example(context: RunContext, library: Path) -> Path:
