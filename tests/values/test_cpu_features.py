@@ -36,6 +36,17 @@ def test_what_is_hidden_here_is_not_needed():
     assert list(needed) == ["fma", "avx2"]
 
 
+def test_what_linux_does_not_list_is_needed_with_what_it_lists():
+    vectors = {"avxifma", "avxvnniint8", "avxneconvert", "avxvnniint16", "egpr"}
+    allowed = {*vectors, "amx-fp16"}
+    elsewhere = needed_features("x86_64", allowed, None)
+    assert elsewhere.keys() == allowed
+    assert {each.flag for each in elsewhere.values()} == {""}
+    assert needed_features("x86_64", allowed, {"avx2", ""}) == {}
+    assert needed_features("x86_64", allowed, {"avx_vnni"}).keys() == vectors
+    assert needed_features("x86_64", allowed, {"amx_tile"}).keys() == {"amx-fp16"}
+
+
 def test_arm_has_its_own_table():
     target = Target({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"})
     assert architecture_of(target) == "aarch64"

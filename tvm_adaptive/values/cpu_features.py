@@ -21,8 +21,8 @@ class CpuFeature:
     Attributes
     ----------
     flag : str
-        As Linux names it in ``/proc/cpuinfo``; LLVM's names are the keys of
-        :data:`CPU_FEATURES`.
+        As Linux names it in ``/proc/cpuinfo``, "" where Linux does not list it; LLVM's names
+        are the keys of :data:`CPU_FEATURES`.
     leaf, subleaf : int
         Of the instruction CPUID on x86; on Arm, ``leaf`` is the number for ``getauxval``.
     register : int
@@ -30,6 +30,8 @@ class CpuFeature:
     bit : int
     xcr0 : int
         Mask of the registers that the operating system must save, x86 only.
+    companion : str
+        What Linux lists of all processors that have it, for one that it does not list.
     """
 
     flag: str
@@ -38,12 +40,14 @@ class CpuFeature:
     register: int
     bit: int
     xcr0: int = 0
+    companion: str = ""
 
 
 # What compilers use without being asked, for vectors and bits, and AMX, which schedules use.
 # Other sets (AES, SHA, VP2INTERSECT, ...) take intrinsics that no schedule has.
 # Source: Intel's Software Developer's Manual, volume 2A, CPUID; AMD's Architecture
-# Programmer's Manual, volume 3, appendix E (leaf 0x80000001).
+# Programmer's Manual, volume 3, appendix E (leaf 0x80000001); the kernel's cpufeatures.h, in
+# which only names in quotes are listed.
 _X86_64 = {
     "sse3": CpuFeature("pni", 1, 0, _ECX, 0),
     "ssse3": CpuFeature("ssse3", 1, 0, _ECX, 9),
@@ -75,12 +79,12 @@ _X86_64 = {
     "amx-int8": CpuFeature("amx_int8", 7, 0, _EDX, 25, _AMX),
     "avxvnni": CpuFeature("avx_vnni", 7, 1, _EAX, 4, _AVX),
     "avx512bf16": CpuFeature("avx512_bf16", 7, 1, _EAX, 5, _AVX512),
-    "amx-fp16": CpuFeature("amx_fp16", 7, 1, _EAX, 21, _AMX),
-    "avxifma": CpuFeature("avx_ifma", 7, 1, _EAX, 23, _AVX),
-    "avxvnniint8": CpuFeature("avx_vnni_int8", 7, 1, _EDX, 4, _AVX),
-    "avxneconvert": CpuFeature("avx_ne_convert", 7, 1, _EDX, 5, _AVX),
-    "avxvnniint16": CpuFeature("avx_vnni_int16", 7, 1, _EDX, 10, _AVX),
-    "egpr": CpuFeature("apx", 7, 1, _EDX, 21, _APX),
+    "amx-fp16": CpuFeature("", 7, 1, _EAX, 21, _AMX, "amx_tile"),
+    "avxifma": CpuFeature("", 7, 1, _EAX, 23, _AVX, "avx_vnni"),
+    "avxvnniint8": CpuFeature("", 7, 1, _EDX, 4, _AVX, "avx_vnni"),
+    "avxneconvert": CpuFeature("", 7, 1, _EDX, 5, _AVX, "avx_vnni"),
+    "avxvnniint16": CpuFeature("", 7, 1, _EDX, 10, _AVX, "avx_vnni"),
+    "egpr": CpuFeature("", 7, 1, _EDX, 21, _APX, "avx_vnni"),
     "lzcnt": CpuFeature("abm", 0x80000001, 0, _ECX, 5),
     "sse4a": CpuFeature("sse4a", 0x80000001, 0, _ECX, 6),
     "xop": CpuFeature("xop", 0x80000001, 0, _ECX, 11, _AVX),
@@ -117,5 +121,5 @@ def needed_features(
     return {
         name: feature
         for name, feature in known.items()
-        if name in allowed and (here is None or feature.flag in here)
+        if name in allowed and (here is None or (feature.flag or feature.companion) in here)
     }
