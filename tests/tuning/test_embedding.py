@@ -314,6 +314,18 @@ def test_what_cannot_be_compiled_runs_in_pytorch(torch, backend, case, tmp_path)
     assert found.requires_grad == (case == "gradients")
 
 
+def test_views_of_memory_run_in_pytorch(torch, backend, tmp_path):
+    weight, value = torch.randn(8, 3), torch.randn(8, 4).t()
+
+    def rows(x):
+        return torch.as_strided(x, (4, 8), (8, 1)) @ weight
+
+    options = {"trials": 1, "config": QUICK.replace(store=str(tmp_path / "records.db"))}
+    function = torch.compile(rows, backend=backend, options=options)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="tvm_adaptive leaves .*as_strided"):
+        torch.testing.assert_close(function(value), rows(value))
+
+
 def test_unknown_options_are_refused(torch, backend):
     with pytest.raises(Exception, match="no options seconds"):
         torch.compile(perceptron(torch), backend=backend, options={"seconds": 3})(torch.ones(1, 8))

@@ -145,16 +145,24 @@ def a_single_place(torch, x):
     return resize(x, size=(1, 5), mode="bilinear", align_corners=True)
 
 
+def rows_of_memory(torch, x):
+    return torch.as_strided(x, (6, 30), (30, 1)).cos()
+
+
+def windows_of_columns(torch, x):
+    return x[0, 0].t().unfold(0, 5, 5).cos()
+
+
 def refuse(*_arguments, **_options):
     raise NotImplementedError("not needed")
 
 
 BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner, lengths]
 BY_TVM += [places_of_a_grid, fractions, written_alike, scattered_alike, nearest_by_a_factor]
-BY_TVM += [long_sums, long_products]
+BY_TVM += [long_sums, long_products, rows_of_memory]
 BY_ANY = [scaled_exponentials, nearest_of_a_size, every_second, by_a_factor, smoothed_images]
 BY_ANY += [places_in_pairs, aligned_regions, written_numbers, scattered]
-BY_ANY += [whole_powers, a_single_place]
+BY_ANY += [whole_powers, a_single_place, windows_of_columns]
 
 
 @pytest.mark.parametrize("compute", [*BY_TVM, *BY_ANY, normal_by_the_batch])
@@ -193,6 +201,19 @@ def test_double_precision_is_kept(torch):
     compiled = compile_network(prepare(network, target), None, target)
     (found,) = run_network(compiled, [x.numpy()])
     np.testing.assert_allclose(found, (x @ x.t()).numpy(), rtol=1e-13)
+
+
+@pytest.mark.parametrize("case", ["argument", "part"])
+def test_views_of_memory_in_another_order_are_refused(torch, case):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            if case == "part":
+                return torch.as_strided(x[2:], (4, 8), (8, 1), 0).cos()
+            return torch.as_strided(x, (4, 8), (8, 1)).cos()
+
+    x = torch.randn(8, 4) if case == "part" else torch.randn(4, 8).t()
+    with pytest.raises(InvalidOptionError, match=r"calls torch\.as_strided"):
+        network_of_module(Model(), (x,), {}, name="net", shapes={}, source="net")
 
 
 @pytest.mark.parametrize("name", ["randn_like", "bernoulli"])

@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import string
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm_adaptive._tvm import IRModule, relax, result_type_of
@@ -22,7 +22,7 @@ from tvm_adaptive.models.frontend.onnx_file import read_onnx
 from tvm_adaptive.models.frontend.reader import is_of_memory
 from tvm_adaptive.models.frontend.torch_core import core_of_plain
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, quiet
-from tvm_adaptive.models.frontend.torch_repairs import misread, repair
+from tvm_adaptive.models.frontend.torch_repairs import misread, reads_memory, repair
 from tvm_adaptive.models.network import extents_of, main_of, shape_text
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -43,6 +43,12 @@ def relax_of_torch(source: str, model: FlatModel, unexported: str = "") -> IRMod
         raise InvalidOptionError(
             f"{source} is on {', '.join(devices)}. Models are read on the CPU, also to tune for a "
             "GPU: move the module and its example inputs there with .cpu(), and export it again."
+        )
+    if model.program is not None and any(map(reads_memory, _nodes_of(model.program))):
+        raise InvalidOptionError(
+            f"TVM cannot import {source}. It calls torch.as_strided on a tensor that is not "
+            "contiguous, or on a part of one, and arrays outside of PyTorch have their elements in "
+            "order. Write it with reshape, permute or indices."
         )
     ways: dict[str, Callable[[FlatModel], IRModule]] = {
         **({"TVM's importer": _by_program} if model.program is not None else {}),
@@ -66,6 +72,12 @@ def relax_of_torch(source: str, model: FlatModel, unexported: str = "") -> IRMod
         f"TVM cannot import {source}. {'; '.join(reasons)}. Replace what is named in the model, or "
         "export it without."
     )
+
+
+def _nodes_of(program: Any) -> Iterator[Any]:
+    """Yield the nodes of a program, and of its branches and loops."""
+    for module in program.graph_module.modules():
+        yield from getattr(getattr(module, "graph", None), "nodes", ())
 
 
 def _by_program(model: FlatModel) -> IRModule:

@@ -1,7 +1,7 @@
 """What TVM's converters of PyTorch's operators misread: written otherwise, or refused.
 
 They keep type and shape, so that nothing else notices before the outputs are compared. What is
-refused goes the next way, through ONNX.
+refused goes the next way, through ONNX; what reads memory is refused by all of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ def misread(node: Any) -> str:
     """Return what TVM's converter of a node leaves out; empty if nothing."""
     check = _MISREAD.get(_name_of(node))
     return "" if check is None else check(node)
+
+
+def reads_memory(node: Any) -> bool:
+    """Say whether a view depends on where its operand's elements are in memory.
+
+    TVM and ONNX know the elements alone, and take them to be contiguous and the first.
+    """
+    if _name_of(node) != "as_strided.default":
+        return False
+    source = node.args[0].meta["val"]
+    offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    return not source.is_contiguous() or (offset is not None and source.storage_offset() != 0)
 
 
 def _name_of(node: Any) -> str:
@@ -327,6 +339,10 @@ def _scaled_regions(node: Any) -> str:
     return "where its regions begin" if is_aligned and node.args[2] != 1.0 else ""
 
 
+def _memory(node: Any) -> str:
+    return "where elements are in memory" if reads_memory(node) else ""
+
+
 _MISREAD: dict[str, Callable[[Any], str]] = {
     "elu.default": _scaled_elu,
     "avg_pool2d.default": _own_divisor,
@@ -341,6 +357,7 @@ _MISREAD: dict[str, Callable[[Any], str]] = {
     "scatter.src": _smaller_index,
     "scatter.value": _smaller_index,
     "roi_align.default": _scaled_regions,
+    "as_strided.default": _memory,
     "pow.Scalar": _whole_power,
     "pow.Tensor_Tensor": _whole_power,
     "bernoulli.p": _random,
