@@ -423,3 +423,63 @@ def test_repeats_take_three_percent_at_most():
             n_repeats += 1
         assert duet.spent_sec <= MAX_SHARE * (now_sec - start_sec)
     assert n_repeats * 0.05 > 0.9 * MAX_SHARE * (now_sec - start_sec)
+
+
+def adopted(level, duet=None, *, at_sec=0.0):
+    """Let a kernel of an earlier attempt be the anchor, where the machine is so slow now."""
+    duet = duet or free_duet()
+    assert duet.adopt("task", "earlier", 1.0, 0.1, at_sec) == []
+    batch = duet.begin("task", at_sec)
+    batch.note_repeat(Look(at_sec, level))
+    return duet, batch
+
+
+@pytest.mark.parametrize("level", [0.5, 1.0, 2.0])
+def test_a_resumed_run_keeps_the_scale_of_its_earlier_attempts(level):
+    duet, batch = adopted(level)
+    assert batch.slowness() == pytest.approx(level)  # before any candidate races
+    for place, true_sec in enumerate([1.5, 0.8]):
+        batch.note(place, Look(1.0 + place, true_sec * level), 0.0)
+    assert batch.challenger() == 1  # a record by what was recorded
+    batch.note(1, Look(4.0, 0.8 * level))
+    batch.note_repeat(Look(5.0, level))
+    batch.close("faster", 0.1)
+    assert [batch.results[place].sec for place in (0, 1)] == pytest.approx([1.5, 0.8])
+    anchor = duet.anchor("task")
+    assert (anchor.kernel, anchor.sec, anchor.next.kernel) == ("earlier", 1.0, "faster")
+    # Without a repeat, by what the last ones have shown.
+    late = duet.begin("task", 200.0)
+    late.note(0, Look(201.0, 0.7 * level), 0.0)
+    late.close()
+    assert late.results[0].sec == pytest.approx(0.7)
+
+
+def test_tasks_on_an_earlier_scale_and_on_todays_share_changes_of_speed():
+    duet, batch = adopted(2.0)
+    batch.close()
+    new = duet.begin("new", 1.0)  # at the speed of its first batch
+    new.note(0, Look(1.0, 3.0), 0.0)
+    new.close("its anchor", 0.1)
+    assert new.results[0].sec == pytest.approx(3.0)
+    duet.begin("task", 50.0).note_repeat(Look(50.0, 3.0))  # slower by a half since
+    assert duet.slowness("new", 51.0) == pytest.approx(1.5)
+    assert duet.slowness("task", 51.0) == pytest.approx(3.0)
+    # A task that is resumed now has its own scale, too.
+    duet.adopt("other", "its earlier", 1.0, 0.1, 52.0)
+    duet.begin("other", 52.0).note_repeat(Look(52.0, 6.0))
+    assert duet.slowness("other", 53.0) == pytest.approx(6.0)
+    assert not duet.anchor("other").is_raw
+    assert duet.slowness("task", 53.0) == pytest.approx(3.0)
+
+
+def test_an_earlier_kernel_that_fails_lets_the_scale_begin_anew():
+    duet = free_duet()
+    duet.adopt("task", "earlier", 1.0, 0.1, 0.0)
+    batch = duet.begin("task", 0.0)
+    assert not duet.is_placed("task")
+    batch.is_anchor_lost = True
+    batch.note(0, Look(1.0, 3.0), 0.0)
+    assert batch.close("first", 0.1) == ["earlier"]
+    assert batch.results[0].sec == pytest.approx(3.0)
+    assert duet.anchor("task").kernel == "first"
+    assert duet.is_placed("task")

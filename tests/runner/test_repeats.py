@@ -15,7 +15,7 @@ from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.values.trial import Timing
-from tvm_adaptive.values.trial_log import TrialLog
+from tvm_adaptive.values.trial_log import EarlierKernel, TrialLog
 
 # The workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -208,6 +208,66 @@ def test_a_repeat_that_something_else_ended_speaks_against_no_record(make_bench,
     again = [step[1:] for step in bench.steps()[4:]]
     assert again == ([["0.1", "True", "False", "0"]] if cause == "machine" else [])
     assert not bench.events("error")
+
+
+def resumed(bench, kernel, sec):
+    """Let the next batch be the first of its task after others of an earlier attempt."""
+    folder = bench.folder / "built"
+    folder.mkdir()
+    (folder / "earlier.so").write_text(f"{bench.folder}\n{kernel}")
+    bench.log.batch_facts.earlier = EarlierKernel(str(folder / "earlier.so"), (), sec)
+    bench.log.batch_facts.incumbent_sec = sec
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_a_resumed_run_corrects_to_what_it_has_recorded(make_bench, speed):
+    bench = make_bench()
+    bench.runner._repeats.duet.share = 0.0  # at first nothing is saved for repeats
+    bench.set_speed(speed)
+    resumed(bench, 1.0, 1.0)
+    assert bench.measured(3.0, 0.9) == pytest.approx([3.0, 0.9])
+    assert bench.steps()[0][1:4] == ["1", "True", "True"]
+    # What the recorded best takes at present.
+    assert [step[4] for step in bench.steps() if step[2] == "False"] == 2 * [f"{speed:g}"]
+    assert bench.runner._repeats.duet.spent_sec == 0.0
+    event = bench.events("duet")[0]
+    assert (event["anchor_sec"], event["repeats_sec"]) == (1.0, [speed])
+    # Later batches are on that scale, whether the anchor is timed again or not.
+    assert bench.measured(2.0) == pytest.approx([2.0])
+    bench.runner._repeats.duet.share = math.inf
+    bench.set_speed(1.5 * speed)
+    assert bench.measured(2.0) == pytest.approx([2.0])
+    assert not bench.events("error")
+
+
+def test_a_badly_placed_earlier_kernel_corrects_nothing(make_bench):
+    bench = make_bench()
+    (bench.folder / "misplaced").touch()
+    resumed(bench, 1.0, 1.0)
+    assert bench.measured(2.0) == pytest.approx([2.0])
+
+
+@pytest.mark.parametrize("failure", ["abort", "raise", "nan", "gone"])
+def test_an_earlier_kernel_that_fails_costs_no_candidate(make_bench, failure):
+    bench = make_bench()
+    bench.set_speed(2.0)
+    resumed(bench, f"1.0 {failure}", 1.0)
+    if failure == "gone":
+        Path(bench.log.batch_facts.earlier.artifact).unlink()
+    assert bench.measured(1.0, 1.5) == pytest.approx([2.0, 3.0])  # on today's scale
+    assert bench.measured(2.0) == pytest.approx([4.0])
+    n_tried = sum(event["anchor_sec"] == 1.0 for event in bench.events("duet"))
+    assert n_tried == (0 if failure == "gone" else 1)
+    assert not bench.events("error")
+
+
+def test_an_earlier_kernel_that_had_no_time_is_timed_after_the_batch(make_bench):
+    lefts_sec = iter([0.0])
+    bench = make_bench(time_left=lambda: next(lefts_sec, math.inf))
+    bench.set_speed(2.0)
+    resumed(bench, 1.0, 1.0)
+    assert bench.measured(3.0) == pytest.approx([3.0])
+    assert bench.steps()[0][1] == "3"
 
 
 def test_each_task_has_its_anchor(make_bench):

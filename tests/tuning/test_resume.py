@@ -377,3 +377,9 @@ def test_a_run_that_was_stopped_goes_on_from_the_command_line(
     assert len(found) >= 16
     assert len(set(found)) == len(found)
     assert of_kind(second, "restored")[0]["n_samples"] >= done
+    # Its times are compared with those of the first attempt, by the fastest of them.
+    recorded = [event["latencies_ms"] for event in of_kind(first, "measured")]
+    best_ms = min(ms for batch in recorded for ms in batch if ms is not None)
+    (linked, *_) = of_kind(second, "duet")
+    assert linked["anchor_sec"] == pytest.approx(best_ms / 1e3)
+    assert linked["repeats_sec"]

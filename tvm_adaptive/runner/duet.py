@@ -25,6 +25,11 @@ with each change: on a noisy host fivefold in a thousand trials. The seconds tha
 known by never change: times that MetaSchedule has recorded cannot be changed any more, and all
 of a task's must be on one scale.
 
+A resumed run has recorded times of its earlier attempts, when the machine may have been faster or
+slower. There the first anchor is the fastest recorded kernel, *adopted* with its recorded time.
+Its first repeat links the task's scale to the one of this attempt, in which all tasks begin at a
+slowness of 1.
+
 References
 ----------
 Bulej, Horky, Tuma, Farquet & Prokopec (2020), "Duet Benchmarking: Improving Measurement
@@ -86,8 +91,8 @@ class Anchor:
     sec: float  # what the kernel is known by, on the task's scale; one run
     cost_sec: float  # wall-clock seconds that timing it takes
     best_sec: float  # the fastest corrected time of the task
-    # Whether the scale is the raw seconds of its first batch, not other tasks' speed: only
-    # such tasks tell the machine's speed, or the luck of first batches would add up.
+    # Whether the scale is the raw seconds of its first batch, or linked to them, not other tasks'
+    # speed: only such tasks tell the machine's speed, or the luck of first batches would add up.
     is_raw: bool = True
     kernel: Any = None  # what is timed: of the adapter
     next: NextAnchor | None = None
@@ -120,6 +125,8 @@ class Duet:
         # Logarithms of a task's slowness, one per repeat, the latest last.
         self._levels: dict[str, collections.deque[float]] = {}
         self._first_levels: dict[str, float] = {}  # those of tasks' first batches
+        # Of tasks with an adopted anchor: slowness on the task's scale over that of this attempt's.
+        self._links: dict[str, float] = {}
 
     def anchor(self, task: str) -> Anchor | None:
         """Return a task's anchor; None before its first batch with a success."""
@@ -151,13 +158,27 @@ class Duet:
             dropped += self.set_anchor(next(iter(self._anchors)), None)
         return dropped
 
+    def adopt(
+        self, task: str, kernel: Any, sec: float, cost_sec: float, now_sec: float
+    ) -> list[Any]:
+        """Let a kernel that an earlier attempt timed be a task's anchor; return what to drop."""
+        is_raw = self.slowness(task, now_sec) == 1.0
+        return self.set_anchor(task, Anchor(sec, cost_sec, sec, is_raw, kernel))
+
+    def is_placed(self, task: str) -> bool:
+        """Say whether this attempt knows how slow the machine is on a task's scale."""
+        return task in self._first_levels
+
     def note_repeat(self, task: str, anchor: Anchor, look: Look) -> None:
         """Learn how slow the machine is now."""
         slowness = look.raw_sec / anchor.sec
+        if not self.is_placed(task):  # the first repeat of an adopted anchor
+            self._links[task] = slowness / self.slowness(task, look.at_sec)
+            self.note_first(task, slowness)
         levels = self._levels.setdefault(task, collections.deque(maxlen=_N_LEVELS))
         levels.append(math.log(slowness))
         if anchor.is_raw:
-            self._speeds.append((look.at_sec, slowness))
+            self._speeds.append((look.at_sec, slowness / self._links.get(task, 1.0)))
 
     def level(self, task: str) -> float:
         """Return the slowness that a task's latest repeats agree on; it must have one."""
@@ -188,7 +209,7 @@ class Duet:
         """
         late = [slowness for when, slowness in self._speeds if at_sec - when <= _SPEED_AGE_SEC]
         if late:
-            return statistics.median(late)
+            return statistics.median(late) * self._links.get(task, 1.0)
         return self.level(task) if self._levels.get(task) else 1.0
 
     def note_first(self, task: str, slowness: float) -> None:

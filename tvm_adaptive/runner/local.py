@@ -349,6 +349,7 @@ class AdaptiveRunner(QueueingRunner):
         self._repeats: Repeats | None = None
         if duet and trial_log is not None and is_open and len(devices) == 1:
             self._repeats = Repeats(trial_log, self._journal)
+            trial_log.has_anchors = True
 
     def close(self) -> None:
         """End the workers and forget the anchors; a later :meth:`run` starts new ones."""
@@ -361,7 +362,8 @@ class AdaptiveRunner(QueueingRunner):
         facts = candidates[0].facts if candidates else None
         if self._repeats is None or facts is None or not facts.task:
             return super()._queue(candidates)
-        batch = DuetBatch(self._repeats, facts)
+        device_type = str(candidates[0].runner_input.device_type)
+        batch = DuetBatch(self._repeats, facts, device_type)
         for place, candidate in enumerate(candidates):
             candidate.batch, candidate.place = batch, place
         opens, closes = (

@@ -95,10 +95,11 @@ class DuetBatch:
     A failure there costs a repeat or the anchor; a record that fails the second time has no time.
     """
 
-    def __init__(self, repeats: Repeats, facts: BatchFacts) -> None:
+    def __init__(self, repeats: Repeats, facts: BatchFacts, device_type: str) -> None:
         self._repeats = repeats
         self._duet = repeats.duet
         self._facts = facts
+        self._device_type = device_type
         self._spent_sec = 0.0
         self._timed: dict[int, _Timed] = {}  # by the candidate's place in the batch
         self._refuted: dict[int, str] = {}  # why candidates have no time after all
@@ -113,6 +114,7 @@ class DuetBatch:
 
     def open(self, make_step: MakeStep) -> Generator[Step, Any, None]:
         """Time the anchor, and let candidates race against what it takes at present."""
+        self._adopt_earlier()
         # The last batch of the task may have ended after this one was queued.
         self._batch = self._duet.begin(self._facts.task, time.monotonic())
         yield from self._repeat(make_step)
@@ -134,6 +136,18 @@ class DuetBatch:
         result = self._batch.results.get(place)
         return None if result is None else result.sec
 
+    def _adopt_earlier(self) -> None:
+        """Let the fastest kernel of an earlier attempt be the first anchor of its task."""
+        task, earlier = self._facts.task, self._facts.earlier
+        is_first = self._duet.anchor(task) is None and not self._duet.is_placed(task)
+        if earlier is None or not is_first:
+            return
+        kernel = self._repeats.keep((earlier.artifact, self._device_type, earlier.args_info))
+        if kernel is not None:
+            cost_sec = min(MIN_TRIMMED * earlier.sec, REPEAT_SEC)
+            now_sec = time.monotonic()
+            self._repeats.drop(self._duet.adopt(task, kernel, earlier.sec, cost_sec, now_sec))
+
     def _time_challengers(self, make_step: MakeStep) -> Generator[Step, Any, None]:
         while (place := self._batch.challenger()) is not None:
             timed = self._timed[place]
@@ -152,12 +166,16 @@ class DuetBatch:
         anchor = self._batch.anchor
         if anchor is None or self._batch.is_anchor_lost:
             return
+        # The first repeat of an adopted anchor, without which the batch is on another scale.
+        is_due = not self._duet.is_placed(self._facts.task)
         try:
-            look = yield from self._look(make_step, anchor.kernel, anchor.cost_sec, is_kept=True)
+            look = yield from self._look(
+                make_step, anchor.kernel, anchor.cost_sec, is_kept=True, is_due=is_due
+            )
             if look is not None and self._duet.is_surprising(self._facts.task, anchor, look):
                 # Slow where its arguments lie, or with the machine? Others tell.
                 other = yield from self._look(
-                    make_step, anchor.kernel, anchor.cost_sec, is_kept=False
+                    make_step, anchor.kernel, anchor.cost_sec, is_kept=False, is_due=is_due
                 )
                 look = min(look, other or look, key=lambda each: each.raw_sec)
         except _RepeatError as error:
@@ -185,11 +203,20 @@ class DuetBatch:
                 self._batch.note_next_anchor(look)
 
     def _look(
-        self, make_step: MakeStep, kernel: MeasureArgs, cost_sec: float, *, is_kept: bool
+        self,
+        make_step: MakeStep,
+        kernel: MeasureArgs,
+        cost_sec: float,
+        *,
+        is_kept: bool,
+        is_due: bool = False,
     ) -> Generator[Step, Any, Look | None]:
-        """Time a kernel if the allowance is large enough; raises _RepeatError if it fails."""
+        """Time a kernel if the allowance is large enough; raises _RepeatError if it fails.
+
+        One that is due is timed in any case, and costs no allowance.
+        """
         start_sec = time.monotonic()
-        if not self._duet.allows(cost_sec, start_sec):
+        if not is_due and not self._duet.allows(cost_sec, start_sec):
             return None
         try:
             timing = yield from make_step(kernel, is_kept)
@@ -199,7 +226,7 @@ class DuetBatch:
             raise _RepeatError(str(error)) from error
         finally:
             elapsed_sec = time.monotonic() - start_sec
-            self._duet.spent_sec += elapsed_sec
+            self._duet.spent_sec += 0.0 if is_due else elapsed_sec
             self._spent_sec += elapsed_sec
         is_time = isinstance(timing, Timing) and 0 < timing.mean_sec < math.inf
         if not is_time:

@@ -49,6 +49,7 @@ from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
+from tvm_adaptive.tuning.earlier_kernels import with_earlier_kernels
 from tvm_adaptive.tuning.finals.decision import decide
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
@@ -472,14 +473,19 @@ def _tune_contexts(
     *,
     database: RunDatabase,
 ) -> None:
-    with warm_started(session, contexts, parts) as store_callbacks:
+    with (
+        warm_started(session, contexts, parts) as store_callbacks,
+        with_earlier_kernels(
+            parts.builder, parts.trial_log, contexts, database, session.work_dir
+        ) as builder,
+    ):
         ms.tune_tasks(
             tasks=contexts,
             task_weights=[task.weight for task in progress.tasks],
             work_dir=str(session.work_dir),
             max_trials_global=n_trials,
             num_trials_per_iter=session.config.search.n_trials_per_round,
-            builder=parts.builder,
+            builder=builder,
             runner=parts.runner,
             database=database,
             cost_model=parts.cost_model,

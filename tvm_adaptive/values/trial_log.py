@@ -16,6 +16,15 @@ _Value = TypeVar("_Value")
 MAX_TRIALS = 4096
 
 
+@dataclasses.dataclass(frozen=True)
+class EarlierKernel:
+    """A kernel that an earlier attempt at the run has timed, built again."""
+
+    artifact: str
+    args_info: tuple[Any, ...]  # of its arguments, as JSON objects
+    sec: float  # its recorded time, on the scale of its task
+
+
 @dataclasses.dataclass
 class BatchFacts:
     """What is known of the task that a batch belongs to."""
@@ -24,6 +33,8 @@ class BatchFacts:
     floor_sec: float = 0.0  # no kernel of the task can be faster
     weights: tuple[int, ...] = ()  # indices of arguments that every inference shares
     task: str = ""  # its name; empty if the search does not tell it
+    # The fastest of earlier attempts, which links the times of this one to theirs.
+    earlier: EarlierKernel | None = None
 
     def offer(self, seconds: float) -> None:
         """Keep a measured time if it is the best."""
@@ -41,6 +52,7 @@ class TrialLog:
         # The search sets it before each batch; the runner keeps a copy for the batch.
         self.batch_facts = BatchFacts()
         self.noise = MachineNoise()  # of the run's timings
+        self.has_anchors = False  # whether the runner corrects times by anchors; it says so
         self._trials: dict[int, Trial] = {}
         # By the artifact's path: MetaSchedule shows a runner no more of a candidate.
         self._errors: dict[str, float] = {}
