@@ -249,3 +249,17 @@ def test_what_waits_for_the_shared_store_is_known_after_a_kill(tmp_path: Path) -
     path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
     for n_waiting, event in STORE_EVENTS:
         assert read_history(write(path, {"time_sec": 6.0, **event})).n_waiting == n_waiting
+
+
+def test_a_farms_speeds_are_those_of_the_last_calibrations(tmp_path: Path) -> None:
+    speeds = [("a:1", 1.0), ("b:1", 0.5), ("b:1", 0.6)]
+    boards = [
+        {"event": "board", "address": address, "state": "calibrated", "speed": speed}
+        for address, speed in speeds
+    ]
+    fault = {"event": "board", "address": "c:1", "state": "fault", "n_faults": 1, "reason": "?"}
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]), *boards, fault)
+    history = read_history(path)
+    assert history.board_speeds == {"a:1": 1.0, "b:1": 0.6}
+    history.forget_times()
+    assert history.board_speeds == {}

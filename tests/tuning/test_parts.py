@@ -10,6 +10,7 @@ import pytest
 from tvm_adaptive import tune
 from tvm_adaptive._tvm import RPCConfig, python_side
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.measure_callback.history import History
 from tvm_adaptive.tuning import parts as parts_module
 from tvm_adaptive.tuning import session as session_module
 from tvm_adaptive.tuning.config import (
@@ -48,6 +49,20 @@ def test_search_and_scheduler_tell_the_session_which_tasks_have_ended(make_sessi
         python_side(parts.strategy).on_end("a")
         python_side(parts.task_scheduler).on_end("b")
     assert session.ended == {"a", "b"}
+
+
+def test_a_farm_gets_the_speeds_of_earlier_attempts(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        parts_module, "_made", lambda _part, _name, ours, _stock: asked.update(ours)
+    )
+    measure = MeasureConfig(tracker="127.0.0.1:9", tracker_key="board")
+    config = DEFAULT.replace(runner="adaptive-rpc", measure=measure)
+    history = History(board_speeds={"a:1": 0.5})
+    parts_module._runner(make_session(config, history=history), TrialLog())
+    assert asked["earlier_speeds"] == {"a:1": 0.5}
 
 
 FARM = RPCConfig("127.0.0.1", 9, "board", 1, 5)

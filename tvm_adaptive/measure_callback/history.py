@@ -77,6 +77,8 @@ class History:
     model: dict[str, Any] | None = None  # source of the model, from the last attempt's journal
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
     errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
+    # The last ones of a farm's devices by their addresses, relative to the first device.
+    board_speeds: dict[str, float] = dataclasses.field(default_factory=dict)
     report: dict[str, Any] | None = None  # of the last attempt if it was not interrupted
     # of the attempt that compiled the library which is there; None if that was not compared
     library_report: dict[str, Any] | None = None
@@ -102,6 +104,7 @@ class History:
         """Forget all trials and seconds: they are another environment's."""
         self.tasks.clear()
         self.errors.clear()
+        self.board_speeds.clear()
         self.stage_secs.clear()
         self._search_start_sec, self.open_search_sec = None, 0.0
         self.report = self.library_report = None
@@ -148,16 +151,15 @@ class History:
         self.spent_sec = max(self.spent_sec, at_sec)
         if self._search_start_sec is not None:
             self.open_search_sec = max(0.0, at_sec - self._search_start_sec)
-        if kind == "run":
-            self._begin_run(event)
+        own = {"run": self._begin_run, "measured": self._take_trials, "board": self._take_speed}
+        if kind in own:
+            own[kind](event)
         elif kind == "model":
             self.model = event
         elif kind == "tasks":
             known = [each for each in event["tasks"] if "workload_key" in each]
             self.keep_tasks({str(each["name"]): str(each["workload_key"]) for each in known})
             self._search_start_sec = at_sec
-        elif kind == "measured":
-            self._take_trials(event)
         elif kind == "slot-end":
             task = self._task(event)
             # When a run ends, each task that is left has a slot without a batch.
@@ -204,6 +206,10 @@ class History:
         task.flop = event.get("flop")
         task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)
         self.errors.update(event.get("errors") or {})
+
+    def _take_speed(self, event: dict[str, Any]) -> None:
+        if event.get("state") == "calibrated":
+            self.board_speeds[str(event["address"])] = float(event["speed"])
 
     def _count_waiting(self, event: dict[str, Any]) -> None:
         """Count the trials that wait for the shared store; the run's own has such events, too."""

@@ -233,6 +233,7 @@ def _runner(session: Session, trial_log: TrialLog) -> Any:
         }
     elif name == "adaptive-rpc":
         ours["rpc_config"] = rpc_config_of(measure)
+        ours["earlier_speeds"] = session.history.board_speeds
     stock = {"rpc_config": rpc_config_of(measure)} if name == "rpc" else {}
     return _made("runner", name, ours, stock)
 

@@ -216,3 +216,44 @@ def test_another_reference_kernel_leaves_times_comparable(pool):
     assert pool.speed(A) == pytest.approx(1.0)
     pool.present = [C]
     assert pool.can_restart(C)  # there is nobody to compare with
+
+
+def resumed(clock, events, *present):
+    """Return the pool of a resumed run, whose earlier attempt had some events."""
+    speeds = {
+        fields["address"]: fields["speed"]
+        for _, fields in events
+        if fields["state"] == "calibrated"
+    }
+    later = DevicePool(RULES, lambda *_, **__: None, clock, earlier_speeds=speeds)
+    later.present = present
+    return later
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_a_resumed_run_gives_times_for_the_same_device(pool, clock, events, is_chosen):
+    pool.calibrate(A, timing(1e-3))
+    pool.calibrate(B, timing(2e-3))
+    expected = pool.comparable(B, timing(4e-3))
+    later = resumed(clock, events, A, B)
+    assert later.speed(B) == 0.5  # candidates race with it
+    assert later.comparable(B, timing(4e-3)).mean_sec == pytest.approx(expected.mean_sec)
+    begin = later.restart if is_chosen else later.calibrate
+    begin(B, timing(6e-3, 0.03))  # it answers first, with another kernel
+    assert later.speed(B) == pytest.approx(0.5)
+    found = later.comparable(B, timing(4e-3, 0.04))
+    assert found.mean_sec == pytest.approx(expected.mean_sec)
+    assert found.stderr_sec >= 0.04 * found.mean_sec
+    assert later.calibrate(A, timing(3e-3))
+    assert later.comparable(A, timing(4e-3)).mean_sec == pytest.approx(4e-3)
+    # One that earlier attempts did not have is as fast as it is.
+    assert later.calibrate(C, timing(1.5e-3))
+    assert later.speed(C) == pytest.approx(2.0)
+
+
+def test_a_resumed_run_begins_anew_with_a_device_that_nothing_is_known_of(pool, clock, events):
+    pool.calibrate(A, timing(1e-3))
+    later = resumed(clock, events, C)
+    later.restart(C, timing(2e-3))
+    assert later.speed(C) == 1.0
+    assert later.comparable(C, timing(4e-3, 0.1)) == timing(4e-3, 0.1)

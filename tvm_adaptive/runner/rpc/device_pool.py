@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tvm_adaptive.values.trial import Timing
@@ -50,14 +50,18 @@ class DevicePool:
         rules: BoardRules,
         log: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        earlier_speeds: Mapping[str, float] | None = None,
     ) -> None:
         self.rules = rules
+        # Of devices in earlier attempts, relative to the first of them: their times are recorded.
+        self._earlier_speeds = dict(earlier_speeds or {})
         self.present: Collection[str] = ()  # devices that the tracker knows
         self._log = log
         self._clock = clock
         self._devices: dict[str, Device] = {}
         # The reference timing of the first device, for which all times are given. It may have
-        # left.
+        # left, or be of an earlier attempt.
         self._standard: Timing | None = None
         self._standard_address = ""
 
@@ -120,9 +124,10 @@ class DevicePool:
     def calibrate(self, address: str, reference: Timing) -> bool:
         """Take a device's time of the reference kernel; return whether to use the device."""
         device = self.device(address)
-        device.reference, device.calibrated_sec = reference, self._clock()
         if self._standard is None:
-            self._standard, self._standard_address = reference, address
+            # In a resumed run it is scaled to the first device of the first attempt.
+            self._standard, self._standard_address = self.comparable(address, reference), address
+        device.reference, device.calibrated_sec = reference, self._clock()
         self._log("board", address=address, state="calibrated", speed=self.speed(address))
         known = [(each, each.reference) for each in self._devices.values() if each.reference]
         fastest_sec = min(
@@ -155,20 +160,24 @@ class DevicePool:
         self.calibrate(address, reference)
 
     def speed(self, address: str) -> float:
-        """Return a device's speed relative to the first one; 1 while unknown."""
+        """Return a device's speed relative to the first one.
+
+        While unknown, it is that of earlier attempts, or 1.
+        """
         reference = self.device(address).reference
         if reference is None or self._standard is None:
-            return 1.0
+            return self._earlier_speeds.get(address, 1.0)
         return self._standard.mean_sec / reference.mean_sec
 
     def comparable(self, address: str, timing: Timing) -> Timing:
         """Return a device's timing scaled to the first device, with the added error."""
-        reference, standard = self.device(address).reference, self._standard
-        if reference is None or standard is None or reference is standard:
+        speed = self.speed(address)
+        if speed == 1.0:  # it is the first, or nothing is known of it
             return timing
-        mean_sec, stderr_sec = timing.mean_sec * self.speed(address), math.nan
+        mean_sec, stderr_sec = timing.mean_sec * speed, math.nan
         if math.isfinite(timing.stderr_sec):
-            errors = [each.stderr_sec / each.mean_sec for each in (timing, reference, standard)]
+            compared = (timing, self.device(address).reference, self._standard)
+            errors = [each.stderr_sec / each.mean_sec for each in compared if each is not None]
             stderr_sec = mean_sec * math.hypot(*filter(math.isfinite, errors))
         return dataclasses.replace(timing, mean_sec=mean_sec, stderr_sec=stderr_sec)
 

@@ -8,7 +8,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,9 @@ class AdaptiveRPCRunner(QueueingRunner):
     boards : BoardRules or None
         When a device is quarantined, and when its speed is measured; None (default) for the
         default rules.
+    earlier_speeds : mapping of str to float, or None
+        Speeds of devices by their addresses, relative to the first one, as earlier attempts
+        at a run measured them: times are given for the same device then. Default None.
     time_left : callable or None
         Returns the seconds left for measuring; no result in the background is waited for
         longer. Default None: no limit.
@@ -116,6 +119,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         max_workers: int | None = None,
         measure: MeasureFunction = measure_artifact,
         boards: BoardRules | None = None,
+        earlier_speeds: Mapping[str, float] | None = None,
         trial_log: TrialLog | None = None,
         race: bool = True,
         overlap: bool = False,
@@ -142,7 +146,9 @@ class AdaptiveRPCRunner(QueueingRunner):
         self.max_workers = max_workers
         self._wait_left = time_left
         self._measure = measure
-        self._devices = DevicePool(boards or BoardRules(), self._write)
+        self._devices = DevicePool(
+            boards or BoardRules(), self._write, earlier_speeds=earlier_speeds
+        )
         self._reference: tuple[Any, ...] | None = None
         self._n_references = 0
         self._n_reference_failures = 0
