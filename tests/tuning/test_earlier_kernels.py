@@ -20,19 +20,23 @@ from tvm_adaptive._tvm import (
     Database,
     PyBuilder,
     TuneContext,
+    copy_record,
     derived_object,
+    json_database,
     memory_database,
     module_key,
     te_workload,
 )
 from tvm_adaptive.cost_model import RFEICostModel
 from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.runner.playoff.modules import mean_sec, sane_records, scheduled
 from tvm_adaptive.search_strategy import AdaptiveSearch
 from tvm_adaptive.task_scheduler import AdaptiveScheduler
-from tvm_adaptive.tuning.earlier_kernels import FastestRecords, with_earlier_kernels
+from tvm_adaptive.tuning import earlier_kernels
+from tvm_adaptive.tuning.earlier_kernels import with_earlier_kernels
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.trial import Timing
 from tvm_adaptive.values.trial_log import TrialLog
@@ -102,7 +106,7 @@ def attempt(folder: Path, database: Database, slowness: float, seed: int) -> lis
     inner = FileBuilder(folder)
     with (
         contextlib.closing(runner),
-        with_earlier_kernels(inner, trial_log, [context], database, folder) as builder,
+        with_earlier_kernels(inner, trial_log, [context], database) as builder,
     ):
         ms.tune.tune_tasks(
             tasks=[context],
@@ -167,7 +171,7 @@ def built(tmp_path: Path) -> Built:
 
 
 def test_only_the_first_batch_has_a_kernel_beside_it(built: Built, tmp_path: Path) -> None:
-    args = built.inner, built.log, [built.context], built.database, tmp_path
+    args = built.inner, built.log, [built.context], built.database
     facts = built.log.batch_facts
     with with_earlier_kernels(*args) as builder:
         assert len(builder.build([])) == 0
@@ -193,7 +197,7 @@ def test_only_the_first_batch_has_a_kernel_beside_it(built: Built, tmp_path: Pat
 
 
 def test_a_kernel_that_cannot_be_built_is_tried_once(built: Built, tmp_path: Path) -> None:
-    args = built.inner, built.log, [built.context], built.database, tmp_path
+    args = built.inner, built.log, [built.context], built.database
     built.inner.refused = {built.kernel(0)}
     with with_earlier_kernels(*args) as builder:
         for _ in range(2):
@@ -208,27 +212,30 @@ def test_records_that_cannot_be_read_cost_no_batch(
     def fail(*_: Any) -> None:
         raise OSError("unreadable")
 
-    monkeypatch.setattr(FastestRecords, "of", fail)
-    args = built.inner, built.log, [built.context], built.database, tmp_path
+    monkeypatch.setattr(earlier_kernels, "sane_records", fail)
+    args = built.inner, built.log, [built.context], built.database
     with with_earlier_kernels(*args) as builder:
         assert len(builder.build(built.inputs)) == 2
     assert built.log.batch_facts.earlier is None
 
 
 def test_what_a_play_off_has_disqualified_is_passed_over(built: Built, tmp_path: Path) -> None:
+    written = json_database(tmp_path)
+    for record in built.records:
+        copy_record(record, written)
     stored = task_of(built.context.mod, built.context.target, "gmm")
     wrong = trial_of(built.records[0], failure="wrong result", run="a")
     VerdictFile(tmp_path, str(TVM_VERSION)).add(stored, [wrong])
-    found = FastestRecords([built.context], built.database, tmp_path).of("gmm")
-    assert found is not None
-    assert module_key(scheduled(found)) == built.kernel(1)
+    args = built.inner, built.log, [built.context], RunDatabase(tmp_path)
+    with with_earlier_kernels(*args) as builder:
+        builder.build(built.inputs)
+    assert built.inner.batches[-1][-1] == built.kernel(1)
 
 
 def test_without_anchors_or_records_the_builder_stays(built: Built, tmp_path: Path) -> None:
-    args = [built.context], built.database, tmp_path
+    args = [built.context], built.database
     with with_earlier_kernels(built.inner, TrialLog(), *args) as builder:
         assert builder is built.inner
-    with with_earlier_kernels(
-        built.inner, built.log, [built.context], memory_database(), tmp_path
-    ) as builder:
+    args = [built.context], memory_database()
+    with with_earlier_kernels(built.inner, built.log, *args) as builder:
         assert builder is built.inner

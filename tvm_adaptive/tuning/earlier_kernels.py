@@ -14,55 +14,33 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import (
-    TVM_VERSION,
     BuilderInput,
     BuilderResult,
     Database,
     IRModule,
     PyBuilder,
     TuneContext,
-    TuningRecord,
     args_info_of,
     derived_object,
 )
-from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.verdicts import VerdictFile, candidate_key, ever_disqualified
 from tvm_adaptive.runner.playoff.modules import mean_sec, sane_records, scheduled
 from tvm_adaptive.values.trial_log import EarlierKernel, TrialLog
 
 logger = logging.getLogger(__name__)
 
 
-class FastestRecords:
-    """The fastest record of each task at present, by a run's directory and database."""
-
-    def __init__(self, contexts: Sequence[TuneContext], database: Database, work_dir: Path) -> None:
-        self._contexts = {str(context.task_name): context for context in contexts}
-        self._database = database
-        self._finals = VerdictFile(work_dir, str(TVM_VERSION)).read()
-
-    def of(self, task: str) -> TuningRecord | None:
-        """Return a task's fastest that no play-off has disqualified; None without one."""
-        context = self._contexts.get(task)
-        if context is None:
-            return None
-        identity = task_of(context.mod, context.target, task).identity
-        lost = ever_disqualified(self._finals.get(identity, ()))
-        records = sane_records(self._database, context.mod, context.target, 1 + len(lost))
-        # Telling candidates apart takes time, and nearly never is one disqualified.
-        left = (each for each in records if not lost or candidate_key(trial_of(each)) not in lost)
-        return next(left, None)
-
-
 @derived_object
 class EarlierKernelBuilder(PyBuilder):  # type: ignore[misc]
     """Builds the fastest recorded kernel of a task beside its first batch, and tells the runner."""
 
-    def __init__(self, inner: Any, records: FastestRecords, trial_log: TrialLog) -> None:
+    def __init__(
+        self, inner: Any, trial_log: TrialLog, contexts: Sequence[TuneContext], database: Database
+    ) -> None:
         super().__init__()
         self._inner = inner
-        self._records = records
         self._trial_log = trial_log
+        self._contexts = {str(context.task_name): context for context in contexts}
+        self._database = database
         self._kernels: dict[str, EarlierKernel | None] = {}  # by task; None for none
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
@@ -87,9 +65,12 @@ class EarlierKernelBuilder(PyBuilder):  # type: ignore[misc]
 
     def _fastest(self, task: str) -> tuple[IRModule, float] | None:
         """Return a task's fastest recorded kernel, and its seconds; None without one."""
+        context = self._contexts.get(task)
+        if context is None:
+            return None
         try:
-            record = self._records.of(task)
-            return None if record is None else (scheduled(record), mean_sec(record))
+            records = sane_records(self._database, context.mod, context.target, 1)
+            return (scheduled(records[0]), mean_sec(records[0])) if records else None
         except Exception:  # C++ called us: an exception would end the whole run
             logger.warning("%s: its times begin on another scale", task, exc_info=True)
             return None
@@ -109,12 +90,11 @@ def with_earlier_kernels(
     trial_log: TrialLog,
     contexts: Sequence[TuneContext],
     database: Database,
-    work_dir: Path,
 ) -> Iterator[Any]:
     """Yield a builder that adds the kernels of earlier attempts, if a runner needs them."""
     if not (trial_log.has_anchors and len(database)):
         yield builder
         return
-    records = FastestRecords(contexts, database, work_dir)
-    with contextlib.closing(EarlierKernelBuilder(builder, records, trial_log)) as adding:
+    adding = EarlierKernelBuilder(builder, trial_log, contexts, database)
+    with contextlib.closing(adding):
         yield adding

@@ -475,9 +475,7 @@ def _tune_contexts(
 ) -> None:
     with (
         warm_started(session, contexts, parts) as store_callbacks,
-        with_earlier_kernels(
-            parts.builder, parts.trial_log, contexts, database, session.work_dir
-        ) as builder,
+        with_earlier_kernels(parts.builder, parts.trial_log, contexts, database) as builder,
     ):
         ms.tune_tasks(
             tasks=contexts,
