@@ -55,6 +55,16 @@ def test_a_network_is_no_module_of_tensor_functions(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_functions_whose_sizes_are_open_are_refused(tmp_path):
+    n = tvm.te.var("n")
+    x = tvm.te.placeholder((n, 4), name="x")
+    function = tvm.te.create_prim_func([x, tvm.te.compute((n, 4), lambda i, j: x[i, j] + 1.0)])
+    module = tvm.IRModule({"main": create_te_workload("GMM", 0), "rows": function})
+    with pytest.raises(InvalidOptionError, match="Arguments of rows have no fixed sizes"):
+        tune_tir(module, work_dir=tmp_path / "run", trials=8)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_whole_job_on_an_operator(tmp_path):
     report = tune_tir(gmm(), work_dir=tmp_path / "run", trials=16, seed=3, config=QUICK)
     (task,) = report.tasks

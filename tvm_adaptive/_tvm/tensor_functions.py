@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
+    ArgInfo,
     For,
     IRModule,
     PrimFunc,
@@ -98,8 +99,19 @@ def realizes(statement: Any) -> Iterator[Any]:
         yield statement
 
 
+def has_fixed_arguments(function: PrimFunc) -> bool:
+    """Say whether MetaSchedule knows the arguments: not if a size is known after a run only."""
+    try:
+        ArgInfo.from_prim_func(function)
+    except (TypeError, ValueError):  # an extent, or an argument, is a variable
+        return False
+    return True
+
+
 def has_choices(function: PrimFunc) -> bool:
-    """Say whether schedules can change a function: not if its blocks contain all loops."""
+    """Say whether MetaSchedule can change a function: not if its blocks contain all loops."""
+    if not has_fixed_arguments(function):
+        return False
     if not isinstance(function.body, SBlockRealize):
         return True
     blocks = list(realizes(function.body.block.body))

@@ -41,7 +41,7 @@ RACED = "raced"
 # One run is enough to see it.
 HOPELESS_FACTOR = 3.0
 # Standard deviations of the machine's noise: 1.27 x at 4 %, 1.43 x at 6 %. Timings have long tails:
-# with recorded noise, 2.2 to 2.8 % of candidates that are 5 % faster are dropped, with 5 deviations
+# with recorded noise, 2.5 to 2.7 % of candidates that are 5 % faster are dropped, with 5 deviations
 # 3.2 to 4.1 % (``benchmarks/micro/race_simulation.py``).
 _BEHIND_SIGMAS = 6.0
 

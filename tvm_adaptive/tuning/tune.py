@@ -24,6 +24,7 @@ from tvm_adaptive._tvm import (
     tensor_functions_of,
     workload_key,
 )
+from tvm_adaptive._tvm.tensor_functions import has_fixed_arguments
 from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.errors import InvalidOptionError
@@ -248,11 +249,18 @@ def tune_tir(
     Raises
     ------
     InvalidOptionError
-        As :func:`tune`; also for a module without tensor functions.
+        As :func:`tune`; also for a module without tensor functions, or with arguments that
+        have no fixed sizes.
     """
-    if not tensor_functions_of(mod):
+    functions = tensor_functions_of(mod)
+    if not functions:
         raise InvalidOptionError(
             "The module has no tensor function; tune_relax tunes a network of Relax operators."
+        )
+    if is_open := [str(v.name_hint) for v, each in functions if not has_fixed_arguments(each)]:
+        raise InvalidOptionError(
+            f"Arguments of {', '.join(is_open)} have no fixed sizes, which tuning needs; bind them "
+            "first, as PrimFunc.specialize does."
         )
     run_options = RunOptions(what=name, work_dir=work_dir, **options)
     return run_loaded(run_options, lambda _: (TIRWorkload(name, mod), python_source(mod)))
