@@ -132,7 +132,8 @@ def record_from_journal(
             [event for event in measured if event["task"] == name],
             [each for each in rounds if each.task == name],
         )
-        for name in dict.fromkeys(event["task"] for event in measured)
+        # A task that the budget did not reach has an event without candidates.
+        for name in dict.fromkeys(event["task"] for event in measured if event["latencies_ms"])
     ]
     options = about.get("config", {}).get("search", {})
     return Recording(

@@ -97,6 +97,14 @@ def test_an_empty_round_is_left_out(path, clock):
     assert record_from_journal(path).tasks[0].round_sizes.tolist() == [2]
 
 
+def test_a_task_that_the_budget_did_not_reach_is_left_out(path, clock):
+    header(clock)
+    clock.round(14.0, "a", 2)
+    clock.measured(15.0, "a", [2.0, 1.0])
+    clock.measured(16.0, "b", [])
+    assert [task.name for task in record_from_journal(path).tasks] == ["a"]
+
+
 def test_what_is_missing_is_named(path, clock):
     header(clock)
     with pytest.raises(InvalidOptionError, match=r'0 rounds of search.*strategy="adaptive"'):
