@@ -208,14 +208,15 @@ def _files_beside(path: Path) -> list[Path]:
     folders = [path.parent]
     with contextlib.suppress(OSError):  # a folder may be closed, and its files not
         # Weights mostly have the model's name, and an ending of their own.
-        found += path.parent.glob(f"{glob.escape(path.stem)}*")
+        named = path.parent.glob(f"{glob.escape(path.stem)}*")
+        found += [each for each in named if each.is_file()]
         folders += itertools.islice(path.parent.iterdir(), _MAX_ENTRIES)
     for folder in folders:
         with contextlib.suppress(OSError):
             if folder.is_dir():
                 entries = itertools.islice(folder.iterdir(), max(0, _MAX_ENTRIES - len(found)))
                 found += [each for each in entries if each.is_file()]
-    return [each for each in found if each.is_file()]
+    return found
 
 
 def _size_bytes(path: Path) -> int:
