@@ -220,6 +220,9 @@ def test_the_report_says_what_the_budget_was_too_short_for():
     assert "not compared: no time was left to run net.so" in lines
     lines = summary_lines(make_report(shortfall="nothing is tuned"))
     assert "left out      nothing is tuned" in lines
+    broken = {"comparison": None, "is_compiled": False, "failure": "ld: no room"}
+    lines = summary_lines(make_report(**broken, shortfall="untuned, it takes more than 10 s"))
+    assert "the tuned library could not be made: ld: no room" in lines
 
 
 def test_the_report_tells_only_what_is_in_the_library():
@@ -272,6 +275,7 @@ def test_a_program_counts_from_its_start(monkeypatch):
         ({"comparison": None}, 1),
         ({"is_compiled": False, "failure": "the linker found no room"}, 1),
         ({"comparison": None, "shortfall": "no time was left to run net.so"}, 0),
+        ({"comparison": None, "shortfall": "untuned, it is slow", "failure": "ld: no room"}, 1),
         ({"interrupted": True, "comparison": None}, 130),
     ],
 )

@@ -139,6 +139,19 @@ def crash(*_arguments, **_options):
     os.abort()
 
 
+def test_the_untuned_library_is_not_returned_for_a_tuned_one(compiled, tmp_path, monkeypatch):
+    folder, _ = compiled
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(network_check, "export_module", refuse)
+    config = QUICK.replace(store=str(tmp_path / "empty.db"))
+    with pytest.raises(WorkerError, match=r"could not be compiled: .*no room"):
+        tvm_adaptive.compile("embedded:make", trials=4, config=config)
+
+
+def refuse(*_arguments, **_options):
+    raise RuntimeError("the linker found no room")
+
+
 def test_a_model_counts_as_tuned_only_in_its_store_and_where_it_was_measured(monkeypatch):
     network, target = Network("net", IRModule({}), {}, {}, {}), embedding.resolve_target("cpu")
     config = tvm_adaptive.TuneConfig()

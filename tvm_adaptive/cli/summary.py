@@ -73,6 +73,8 @@ def _result_lines(report: TuneReport) -> list[str]:
             "interrupted: all results are kept; tasks that were not checked stay untuned "
             f"until --resume {report.work_dir} or apply {report.work_dir} checks them"
         )
+    elif report.failure:
+        lines.append(f"the tuned library could not be made: {report.failure}")
     elif report.shortfall:
         lines.append(f"not compared: {report.shortfall}")
     else:

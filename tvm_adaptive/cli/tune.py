@@ -159,10 +159,12 @@ def exit_code(report: TuneReport) -> int:
     """Return the exit code of a report."""
     if report.interrupted:
         return EXIT_INTERRUPTED
+    if report.failure:
+        return EXIT_BAD_RESULT
     if report.comparison is None:
         # Without time to compare, the result contains only checked records, or none.
         return EXIT_OK if report.shortfall else EXIT_BAD_RESULT
-    return EXIT_OK if report.comparison.agree and not report.failure else EXIT_BAD_RESULT
+    return EXIT_OK if report.comparison.agree else EXIT_BAD_RESULT
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

@@ -169,6 +169,8 @@ def _tuned_library(
     report = run_loaded(options, lambda _: (network, python_source(network)), server=server)
     if report.interrupted:
         raise KeyboardInterrupt
+    if report.failure:  # the library is an earlier one, or untuned
+        raise WorkerError(f"The tuned {network.name} could not be compiled: {report.failure}")
     with contextlib.suppress(StoreError), open_store(options.config.store) as store:
         if store is not None and key:
             store.note_tuned(key)

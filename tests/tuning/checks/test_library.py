@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,25 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"
     assert "the linker found no room" in check.failure
+
+
+def test_a_tuned_library_that_crashes_counts_after_an_untuned_one_that_was_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session_in(tmp_path, Budget(1000.0, Clock())) as session:
+        tasks = functions_as_tasks(operator("GMM"), session.target)
+        database = memory_database()
+        copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
+        with OperatorCheck(session, tasks) as check:
+            check.measure_untuned()
+            check._report_shortfall("untuned, it takes more than 10 s")
+            monkeypatch.setattr(operators, "try_function", crash)
+            assert check.measure_tuned(database) is None
+    assert check.shortfall == ""
+
+
+def crash(*_arguments: Any, **_options: Any) -> None:
+    os.abort()
 
 
 @pytest.mark.parametrize(

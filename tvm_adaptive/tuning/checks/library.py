@@ -232,6 +232,7 @@ class LibraryCheck:
             self._context.journal.write("short", what=text)
 
     def _report_failure(self, path: Path, error: Exception) -> None:
+        self.shortfall = ""  # an earlier lack of time is not why the result cannot be run
         self._context.observer.note(f"{path.name} could not be made and run: {summary_line(error)}")
         self._context.journal.write("error", where=path.name, message=str(error))
 
