@@ -15,6 +15,7 @@ import pytest
 
 from tests.tuning.runs import journalled_trials, recorded_programs
 from tvm_adaptive.measure_callback import read_journal
+from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
 
 N_STOPS = 20
 TRIALS = 400
@@ -52,6 +53,17 @@ n_trials_per_round = 4
 top_k = 1
 max_task_sec = 0.5
 """
+
+
+def test_a_request_to_end_while_the_model_is_read_ends_in_order(tmp_path: Path) -> None:
+    text = "import time, pathlib\n\ndef make():\n    pathlib.Path('here').touch()\n"
+    (tmp_path / "slow.py").write_text(f"{text}    time.sleep(60)\n")
+    command = [sys.executable, "-m", "tvm_adaptive", "tune", "slow:make", "--store", "none"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        while not (tmp_path / "here").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == EXIT_INTERRUPTED
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tvm_adaptive.cli import apply, db, doctor, report, show, tune
 from tvm_adaptive.cli.console import EXIT_BAD_INPUT, flush_or_drop
 from tvm_adaptive.cli.native_log import StandardErrorHandler
 from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
+from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED, raise_when_signalled
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         age_sec = max(0.0, time.time() - psutil.Process().create_time())
         if age_sec > _MAX_START_SEC:  # of the shell that "exec" has turned into this program
             age_sec = time.process_time()
+        if arguments is None:
+            raise_when_signalled()
         options.spent_sec = 0.0 if arguments is not None else age_sec
         return _run(options)
     finally:

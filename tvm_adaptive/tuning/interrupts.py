@@ -91,6 +91,18 @@ def interruptible(
             os.close(reads)
 
 
+def raise_when_signalled() -> None:
+    """Let SIGTERM and a closed terminal raise KeyboardInterrupt, as Ctrl-C does.
+
+    For the main program, whose ``finally`` blocks restore the screen and remove scratch files
+    also before and after it is :func:`interruptible`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in _numbers() - {signal.SIGINT}:  # which Python raises, unless a shell ignores it
+        signal.signal(number, signal.default_int_handler)
+
+
 def _restore(handlers: dict[int, Any]) -> None:
     """Set handlers as they were."""
     for number, handler in handlers.items():
