@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.errors import AdaptiveError, JournalError
 from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
-from tvm_adaptive.report import read_run
+from tvm_adaptive.report import read_run, write_report
 from tvm_adaptive.tuning.inspect import shown_tasks
 from tvm_adaptive.tuning.resume import resume
 
@@ -36,6 +36,7 @@ READERS: list[Callable[[Path], Any]] = [
     lambda folder: read_history(folder / "journal.jsonl"),
     read_run,
     shown_tasks,
+    lambda folder: write_report([read_run(folder)], folder / "report.html"),
 ]
 quick = settings(deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -278,6 +279,56 @@ def test_bad_input(write_run: WriteRun, tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["report", *arguments]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert text in line
+
+
+def row_of(text: str, task: str) -> str:
+    return text[text.index(f"<td>{task}</td>") :].split("</tr>", maxsplit=1)[0]
+
+
+def test_a_time_that_was_refuted_is_not_shown_as_checked(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        journal.write("measured", task="conv", weight=2.0, latencies_ms=[1.0, 0.125])
+        task = {"name": "conv", "best_sec": 0.0015, "played_off": True, "is_used": True}
+        journal.write("report", interrupted=False, tasks=[task])
+    row = row_of(page([read_run(tmp_path)]), "conv")
+    assert row.endswith("<td class=n>yes</td>")
+    assert ("<td class=n>1.5</td><td class=n>3</td>" in row, "0.125" in row) == (True, False)
+
+
+def test_tasks_that_no_trial_reached_have_rows_and_their_calls(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        tasks = [{"name": name, "weight": 4.0} for name in ("conv", "dense", "late")]
+        tasks.append({"name": "other", "weight": 4.0, "group": "g", "form": "winograd"})
+        tasks[0] |= {"group": "g", "form": "direct"}
+        journal.write("tasks", tasks=tasks)
+        journal.write("measured", task="conv", weight=4.0, latencies_ms=[1.0])
+        journal.write("slot-end", task="dense", n_rounds=0, seconds=0.0, best_ms=None)
+    history = read_run(tmp_path)
+    text = page([history])
+    for name in ("dense", "late"):
+        assert "<td class=n>4</td><td class=n>0</td>" in row_of(text, name)
+    assert "<td>other</td>" not in text  # the network would not use it
+    assert {task.weight for task in history.tasks.values()} == {4.0}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"event": "report", "tasks": [{}]}],
+        [
+            {"event": "slot", "task": "a", "gain": "x"},
+            {"event": "slot-end", "task": "a"},
+            {"event": "measured", "task": "a", "latencies_ms": [1.0]},
+        ],
+    ],
+)
+def test_an_event_that_cannot_be_drawn_is_one_line(
+    events: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps(event) + "\n" for event in [{"event": "journal"}, *events]]
+    (tmp_path / "journal.jsonl").write_text("".join(lines))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is not what this version writes" in capsys.readouterr().err
 
 
 def test_without_plotly_the_message_says_what_to_install(

@@ -9,6 +9,7 @@ import pytest
 
 from tests.report.test_page import CHROMIUM, dom_of
 from tvm_adaptive.cli import main
+from tvm_adaptive.measure_callback.history import History
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_run
 from tvm_adaptive.report.demo import read_demo
@@ -103,7 +104,15 @@ def test_options_that_differ_are_named_with_their_groups() -> None:
     ]
     for number, run in enumerate(runs):
         run |= {"run_id": str(number), "elapsed_sec": 1.0 + number, "resumed": number > 0}
-    assert option_differences(runs) == {"config.search.lanes": ["1", "2"], "new": ["-", "x"]}
+    found = option_differences([History(run=run) for run in runs])
+    assert found == {"config.search.lanes": ["1", "2"], "new": ["-", "x"]}
+
+
+def test_other_input_shapes_are_options_that_differ() -> None:
+    model = {"event": "model", "what": "encoder.onnx", "content": "sha256:a", "inputs": None}
+    models = [{**model, "time_sec": n, "input_shapes": {"ids": [1, n]}} for n in (128, 512)]
+    found = option_differences([History(model=model) for model in models])
+    assert found == {"model.input_shapes.ids": ["[1, 128]", "[1, 512]"]}
 
 
 def test_a_report_without_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

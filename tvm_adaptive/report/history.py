@@ -108,10 +108,31 @@ class RunHistory(History):
         """The frameworks that the tuned network was timed with."""
         return () if self.comparison is None else self.comparison.peers
 
+    def deployed_tasks(self) -> list[TaskHistory]:
+        """Return all tasks as the network would have them, by their share, largest first.
+
+        Of a run that has ended, a checked task has the time that the report gives: a faster
+        trial may have computed something else.
+        """
+        tasks = dict(self.tasks)
+        for task in self.used_tasks:  # also those that no trial has reached
+            tasks.setdefault(task.name, TaskHistory(name=task.name, weight=task.weight))
+        reported = (self.last_report or {}).get("tasks") or () if self.state != _RUNNING else ()
+        for each in reported:
+            name, is_checked = str(each["name"]), each.get("played_off") or each.get("in_network")
+            if name in tasks and is_checked and each.get("best_sec") is not None:
+                tasks[name] = dataclasses.replace(tasks[name], best_sec=float(each["best_sec"]))
+        return sorted(tasks.values(), key=lambda task: -task.share_ms)
+
     @property
     def heaviest(self) -> list[TaskHistory]:
         """Tasks by their share of the network's latency, largest first."""
         return sorted(self.tasks.values(), key=lambda task: -task.share_ms)
+
+    def _task(self, event: Event) -> TaskHistory:
+        task = super()._task(event)
+        task.weight = self.weights.get(task.name, task.weight)
+        return task
 
     def forget_times(self) -> None:
         """Forget what another machine measured; it took its seconds nevertheless."""

@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import AdaptiveError, InvalidOptionError, JournalError
 from tvm_adaptive.report import charts
 from tvm_adaptive.report.comparison import peer_lines, speed_text
 from tvm_adaptive.report.decisions import importances
@@ -93,10 +93,22 @@ def write_report(histories: Sequence[RunHistory], path: Path) -> Path:
     ------
     InvalidOptionError
         When Plotly is not installed, there is no run, or the file cannot be written.
+    JournalError
+        When a journal is damaged.
     """
     if not histories:
         raise InvalidOptionError("A report needs a run; give its directory.")
-    text = page(histories)
+    try:
+        text = page(histories)
+    except AdaptiveError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # What events say is not looked at before it is drawn.
+        names = " and ".join(history.name for history in histories)
+        raise JournalError(
+            f"The journal of {names} has an event that is not what this version writes "
+            f"({type(error).__name__}: {error})."
+        ) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Names of files may be no text.
@@ -197,7 +209,7 @@ def _options(histories: Sequence[RunHistory]) -> str:
     """Return the options in which the runs differ; nothing for one run."""
     if len(histories) == 1:
         return ""
-    differences = option_differences([history.run for history in histories])
+    differences = option_differences(histories)
     if not differences:
         return '<h2 id="options">Options</h2>\n<p>The runs have the same options.</p>'
     head = ["option", *(history.name for history in histories)]
@@ -263,7 +275,7 @@ def _tasks(history: RunHistory) -> str:
     reported = (history.last_report or {}).get("tasks") or ()
     checked = {str(task["name"]): _checked(task) for task in reported}
     rows, used = [], history.network_tasks()
-    for task in history.heaviest:
+    for task in history.deployed_tasks():
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan
         limit_ms = history.limit_ms(task)
         left_ms = max(0.0, task.share_ms - task.weight * limit_ms)

@@ -164,7 +164,7 @@ def _is_from_here(options: RunOptions, history: History) -> bool:
 def _report_of(history: History, work_dir: str | Path) -> TuneReport:
     try:
         report = TuneReport.from_fields(history.report or {})
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidOptionError(
             f"The report of the run in {work_dir} is another version's; give it more --budget "
             "or --trials to continue."
