@@ -44,6 +44,22 @@ def disqualified_final(outer: int, run: str = "") -> StoredTrial:
     return StoredTrial(record(outer, 1e-9), None, failure=failure, run=run)
 
 
+def prefetching(outer: int, seconds: float, run: str) -> StoredTrial:
+    trace, secs = json.loads(record(outer, seconds))
+    trace[0].append(["Annotate", ["b0", '"1:16"'], ["tvm_adaptive.prefetch"], []])
+    return StoredTrial(json.dumps([trace, secs]), seconds, run=run)
+
+
+def test_a_winner_that_prefetches_is_not_hidden_by_its_plain_form(store: RecordStore) -> None:
+    store.add_finals(TASK, [prefetching(4, 0.9, "a"), trial(8, 0.95, "a"), trial(4, 1.0, "a")])
+    winner = proven(store.finals(TASK))
+    assert winner is not None
+    assert winner.seconds == 0.9
+    # In a later run the plain form alone is the candidate, and it wins.
+    store.add_finals(TASK, [trial(4, 0.8, "b"), trial(8, 0.95, "b")])
+    assert proven(store.finals(TASK)) == trial(4, 0.8, "b")
+
+
 @pytest.fixture
 def store(tmp_path: Path, target: Target) -> Iterator[RecordStore]:
     with RecordStore(tmp_path / "records.db", Environment.current(target)) as store:

@@ -166,8 +166,12 @@ def _verdicts(finals: Iterable[StoredTrial]) -> dict[str, _Verdict]:
     verdicts: dict[str, _Verdict] = {}
     runs: set[str] = set()
     for each in finals:
+        key = candidate_key(each)
+        known = verdicts.get(key)
+        if each.seconds is not None and known and known.is_winner and known.trial.run == each.run:
+            continue  # the same without prefetching, which has lost
         is_winner = each.run not in runs and each.seconds is not None
-        verdicts[candidate_key(each)] = _Verdict(is_winner, each)
+        verdicts[key] = _Verdict(is_winner, each)
         if each.seconds is not None:  # a run may disqualify before its play-off
             runs.add(each.run)
     return verdicts

@@ -33,7 +33,12 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore, redacted_name
 from tvm_adaptive.database.store_callback import StoreCallback
-from tvm_adaptive.database.verdicts import SECOND_DECISION, VerdictFile, disqualified_in
+from tvm_adaptive.database.verdicts import (
+    SECOND_DECISION,
+    VerdictFile,
+    candidate_key,
+    disqualified_in,
+)
 from tvm_adaptive.errors import StoreDataError, StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
@@ -109,6 +114,13 @@ class VerdictRecorder:
         found = [(self._is_loose(report, each), each) for each in report.finalists]
         pairs = [(is_loose, _final_of(each, self._run_id)) for is_loose, each in found]
         judged = [(is_loose, final) for is_loose, final in pairs if final is not None]
+        # With and without prefetching it is the same candidate, which one sound form deploys.
+        sound = {candidate_key(final) for _, final in judged if final.seconds is not None}
+        judged = [
+            (is_loose, final)
+            for is_loose, final in judged
+            if final.seconds is not None or candidate_key(final) not in sound
+        ]
         if not judged:
             return
         mod = report.finalists[0].record.workload.mod

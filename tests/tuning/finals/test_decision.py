@@ -25,7 +25,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile, standing_winner
 from tvm_adaptive.errors import MachineError, StoreDataError, StoreError
 from tvm_adaptive.measure_callback.journal import NullJournal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
@@ -85,6 +85,19 @@ def test_only_what_was_learned_of_a_finalist_is_remembered(
     assert all(each.run == "a" for each in finals)
     errors = [each.error for each in finals if each.seconds]
     assert errors == ([None if "in_network" in changes else 0.01] if kept and kept[0] else [])
+
+
+def test_a_form_that_fails_with_prefetching_does_not_count_against_the_plain_one(
+    tmp_path: Path,
+) -> None:
+    target = Target({"kind": "llvm", "num-cores": 2})
+    report = report_of(make_record(te_workload("GMM"), target, 1e-3))
+    (sound,) = report.finalists
+    refuted = dataclasses.replace(sound, disqualified="hang: 20 s", playoff_sec=math.nan)
+    report = dataclasses.replace(report, finalists=(sound, refuted))
+    VerdictRecorder(session_of(tmp_path, target)).add(report)
+    ((said,),) = VerdictFile(tmp_path, str(TVM_VERSION)).read().values()
+    assert standing_winner([said]) == said
 
 
 def test_an_earlier_verdict_is_the_runs_own_and_not_new_to_the_store(tmp_path: Path) -> None:
