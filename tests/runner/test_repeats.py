@@ -30,6 +30,11 @@ def fake_measure(artifact_path, device_type, args_info, options):
     with (folder / "log").open("a") as log:
         raced_sec = 0.0 if options.race is None else options.race.incumbent_sec
         log.write(f"{os.getpid()} {float(sec):g} {is_again} {options.is_kept} {raced_sec:g}\n")
+    if "BROKEN" in os.environ:
+        raise RuntimeError("an earlier launch failed")
+    if is_again and again == "fault":
+        os.environ["BROKEN"] = "yes"  # CUDA fails in the whole process from here on
+        raise RuntimeError("illegal memory access")
     if is_again and again == "abort":
         os.abort()
     if is_again and again == "raise":
@@ -63,14 +68,14 @@ class Bench:
     def set_speed(self, factor):
         (self.folder / "speed").write_text(str(factor))
 
-    def measured(self, *kernels):
+    def measured(self, *kernels, device_type="cpu"):
         """Return the seconds of a batch; MetaSchedule removes its artifacts afterwards."""
         inputs, paths = [], []
         for kernel in kernels:
             self.n_kernels += 1
             paths.append(self.folder / f"{self.n_kernels}.so")
             paths[-1].write_text(f"{self.folder}\n{kernel}")
-            inputs.append(RunnerInput(str(paths[-1]), "cpu", []))
+            inputs.append(RunnerInput(str(paths[-1]), device_type, []))
         futures = Runner.run(self.runner, inputs)
         results = [future.result() for future in futures]
         assert all(future.done() for future in futures)
@@ -245,6 +250,16 @@ def test_a_badly_placed_earlier_kernel_corrects_nothing(make_bench):
     (bench.folder / "misplaced").touch()
     resumed(bench, 1.0, 1.0)
     assert bench.measured(2.0) == pytest.approx([2.0])
+
+
+def test_a_fault_of_one_record_on_a_gpu_refutes_no_other(make_bench):
+    bench = make_bench()
+    bench.measured(1.0, device_type="cuda")
+    refuted, good, slow = bench.measured("0.1 fault", 0.2, 2.0, device_type="cuda")
+    assert refuted.startswith("Error: it failed when it was timed again")
+    assert (good, slow) == pytest.approx((0.2, 2.0))
+    assert bench.runner._repeats.duet.anchor("conv").best_sec == 0.2
+    assert bench.measured(3.0, device_type="cuda") == pytest.approx([3.0])
 
 
 @pytest.mark.parametrize("failure", ["abort", "raise", "nan", "gone"])

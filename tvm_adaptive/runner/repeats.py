@@ -124,8 +124,8 @@ class DuetBatch:
     def close(self, make_step: MakeStep) -> Generator[Step, Any, None]:
         """Time the best candidate and the anchor once more, and correct all times."""
         try:
-            yield from self._time_challengers(make_step)
-            yield from self._repeat(make_step)
+            if (yield from self._time_challengers(make_step)):
+                yield from self._repeat(make_step)
         finally:
             self._settle()
 
@@ -148,7 +148,8 @@ class DuetBatch:
             now_sec = time.monotonic()
             self._repeats.drop(self._duet.adopt(task, kernel, earlier.sec, cost_sec, now_sec))
 
-    def _time_challengers(self, make_step: MakeStep) -> Generator[Step, Any, None]:
+    def _time_challengers(self, make_step: MakeStep) -> Generator[Step, Any, bool]:
+        """Time records once more; return whether the worker can still time something."""
         while (place := self._batch.challenger()) is not None:
             timed = self._timed[place]
             try:
@@ -157,10 +158,13 @@ class DuetBatch:
                 logger.info("%s: a candidate failed the second time: %s", self._facts.task, error)
                 self._refuted[place] = f"Error: it failed when it was timed again: {error}"
                 self._batch.drop(place)
+                if self._device_type != "cpu":  # after a fault, CUDA fails in the whole process
+                    return False
                 continue
             if look is None:
-                return
+                break
             self._batch.note(place, look)
+        return True
 
     def _repeat(self, make_step: MakeStep) -> Generator[Step, Any, None]:
         anchor = self._batch.anchor

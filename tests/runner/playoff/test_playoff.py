@@ -646,6 +646,30 @@ def test_a_kernel_of_seconds_is_timed_once_a_call(monkeypatch: pytest.MonkeyPatc
     assert numbers == [1, 1]
 
 
+class WithoutMemory:
+    """A builder that has memory for the reference alone."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.n_batches = 0
+
+    def build(self, inputs: Any) -> Any:
+        self.n_batches += 1
+        if self.n_batches == 1:
+            return self.inner.build(inputs)
+        message = "machine: PersistentBuilder: MemoryError"
+        return [ms.builder.BuilderResult(None, message) for _ in inputs]
+
+
+def test_a_lack_of_memory_while_finalists_are_built_is_not_their_fault(
+    builder: Any, pool: WorkerPool
+) -> None:
+    database, mod = database_of({GOOD: [2e-9], BETTER: [1e-9]})
+    report = play(database, mod, WithoutMemory(builder), pool)
+    assert (report.reason, report.winner) == ("error", None)
+    assert not any(finalist.disqualified for finalist in report.finalists)
+
+
 class Answers:
     """A pool that gives answers in turn: values and errors."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sys
 import tempfile
@@ -245,6 +246,21 @@ def test_what_a_lane_has_no_room_for_is_built_here(lanes: ProcessLanes, make_tas
     assert [task.cache.take(key) for key in keys] == [None] * len(keys)
     (error,) = task.journal.of("error")
     assert (error["where"], error["message"]) == ("lane", "machine: no space left on device")
+
+
+def test_what_there_is_no_room_for_here_costs_the_round_nothing(
+    lanes: ProcessLanes, make_task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any, **_options: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    task = make_task(lanes)
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    keys = task.round()
+    assert keys
+    assert [task.cache.take(key) for key in keys] == [None] * len(keys)
+    (error,) = task.journal.of("error")
+    assert error["message"] == "[Errno 28] No space left on device"
 
 
 def test_a_frozen_model_answers_as_the_model() -> None:

@@ -19,6 +19,8 @@ CALL_TIMEOUT_SEC = 30.0
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
 SCHEDULE_FAILED = "schedule: "
+# What speaks against no finalist.
+NO_VERDICT = (SAME, BUILD_FAILED, SCHEDULE_FAILED)
 # Until its results were compared, no record can win.
 NOT_CHECKED = "not checked"
 
@@ -69,8 +71,7 @@ class Finalist:
 
         A schedule that was not applied or built may have been short of time or memory.
         """
-        no_verdict = (SAME, BUILD_FAILED, SCHEDULE_FAILED)
-        return bool(self.disqualified) and not self.disqualified.startswith(no_verdict)
+        return bool(self.disqualified) and not self.disqualified.startswith(NO_VERDICT)
 
     def final_sec(self) -> float:
         """Return the play-off's time, or the recorded one if it was not timed."""

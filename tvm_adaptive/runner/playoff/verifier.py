@@ -14,6 +14,7 @@ from tvm_adaptive._tvm import Builder, BuilderInput, IRModule, Target, module_ke
 from tvm_adaptive._tvm.default_schedules import with_default_schedules
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import (
+    MACHINE_FAILURE,
     OUT_OF_TIME,
     DeviceUnreachableError,
     MachineError,
@@ -23,6 +24,7 @@ from tvm_adaptive.errors import (
     WorkerError,
     WorkerTaskError,
     WorkerTimeoutError,
+    is_machine_failure,
     is_out_of_time,
     summary_line,
 )
@@ -249,6 +251,9 @@ class Verifier:
         self._artifacts += [str(path) for path in paths if path is not None]
         if any(is_out_of_time(result.error_msg) for result in results):
             raise OutOfTimeError(OUT_OF_TIME)
+        lacking = [r.error_msg for r in results if is_machine_failure(r.error_msg)]
+        if lacking and len(lacking) == len(results):  # nothing is known of any of them
+            raise MachineError(str(lacking[0]).removeprefix(MACHINE_FAILURE))
         # "llvm" and "c" are ways to compile, not devices.
         device_type = "cpu" if "cpu" in self._target.keys else str(self._target.kind.name)
         kernels: list[tuple[Kernel | None, str]] = []

@@ -196,13 +196,17 @@ class LaneSearch(DelegatingSearch):
             return None
         # What a lane's machine could not build, this one may.
         lacking = {b.error for b in result.candidates if is_machine_failure(b.error)}
+        for built in result.candidates:
+            if built.key in schedules and built.error not in lacking:
+                try:
+                    self.cache.put(built)
+                except OSError as error:  # no room or descriptor here: the builder handles that
+                    lacking.add(summary_line(error))
+                else:
+                    search.note_build(built.key, built.build_sec)
         for message in lacking:
             name = None if self._spec is None else self._spec.name
             self.journal.write("error", where="lane", task=name, message=message)
-        for built in result.candidates:
-            if built.key in schedules and built.error not in lacking:
-                self.cache.put(built)
-                search.note_build(built.key, built.build_sec)
         return [candidate_of(schedule) for schedule in schedules.values()]
 
     def _requested_result(self) -> Answer | None:
