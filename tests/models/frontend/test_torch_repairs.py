@@ -136,6 +136,13 @@ def long_products(torch, x):
     return (2 * (x[0, 0, 0, 0] < 99).int()).expand(40).prod()
 
 
+def norms_of_halves(torch, x):
+    half = (x.sign() * torch.tensor([300.0, 4e-4, 20.0, 1.0, 60.0])).half()
+    columns = half.expand(200, 2, 3, 6, 5).permute(1, 2, 3, 4, 0)
+    unit = torch.nn.functional.normalize(columns, dim=-1)
+    return columns.norm(dim=-1), unit, half.norm(p=1), half.norm(dim=1, dtype=torch.float32)
+
+
 def whole_powers(torch, x):
     return 2 ** (4 * x).long().clamp(0, 8)
 
@@ -159,7 +166,7 @@ def refuse(*_arguments, **_options):
 
 BY_TVM = [places, scaled_sums, normal_by_image, sums_of_windows, corner_to_corner, lengths]
 BY_TVM += [places_of_a_grid, fractions, written_alike, scattered_alike, nearest_by_a_factor]
-BY_TVM += [long_sums, long_products, rows_of_memory]
+BY_TVM += [long_sums, long_products, rows_of_memory, norms_of_halves]
 BY_ANY = [scaled_exponentials, nearest_of_a_size, every_second, by_a_factor, smoothed_images]
 BY_ANY += [places_in_pairs, aligned_regions, written_numbers, scattered]
 BY_ANY += [whole_powers, a_single_place, windows_of_columns]

@@ -163,6 +163,16 @@ def _reduced_in_own_type(graph: Any, node: Any) -> None:
     node.kwargs = {name: value for name, value in node.kwargs.items() if name != "dtype"}
 
 
+def _norm_in_single_precision(graph: Any, node: Any) -> None:
+    """Square and add in single precision: squares of a few hundred are infinite in half."""
+    import torch
+
+    source, *rest = node.args
+    dtype = node.meta["val"].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    node.args, node.kwargs = (_in_type(graph, source, wide), *rest), {}
+
+
 def _compared_in_common_type(graph: Any, node: Any) -> None:
     """Compare in PyTorch's type: a tensor without axes does not widen the other one."""
     import torch
@@ -237,6 +247,7 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "clamp.Tensor": _bounded_by_tensors,
     "cumsum.default": _reduced_in_own_type,
     "cumprod.default": _reduced_in_own_type,
+    "linalg_vector_norm.default": _norm_in_single_precision,
     "prod.default": _reduced_in_own_type,
     "sum.default": _reduced_in_own_type,
     "sum.dim_IntList": _reduced_in_own_type,

@@ -166,14 +166,17 @@ def convert_lp_normalization(node: OnnxNode) -> Expr:
     """Convert LpNormalization; what is zero stays zero."""
     op = relax.op
     (x,) = node.inputs
-    axis = node.number("axis", -1)
+    dtype, axis = dtype_of(x), node.number("axis", -1)
+    if dtype in ("float16", "bfloat16"):  # in which squares of a few hundred are infinite
+        x = cast(node.builder, x, "float32")
     if node.number("p", 2) == 1:
         norm = op.sum(op.abs(x), axis, keepdims=True)
     else:
         norm = op.sqrt(op.sum(op.multiply(x, x), axis, keepdims=True))
     norm = node.builder.emit(norm)
     zero, one = (constant(value, dtype_of(x)) for value in (0, 1))
-    return op.divide(x, op.where(op.equal(norm, zero), one, norm))
+    found = node.builder.emit(op.divide(x, op.where(op.equal(norm, zero), one, norm)))
+    return cast(node.builder, found, dtype)
 
 
 def convert_eye_like(node: OnnxNode) -> Expr:
