@@ -44,6 +44,19 @@ def test_tasks_of_other_machines_tell_the_slope_alone():
     assert ceilings_of({**faster, **ours})["ours, few"] < 0.5 * found["ours, few"]
 
 
+def test_tasks_without_operations_neither_bend_the_line_nor_are_judged_by_it():
+    work = {key: (sec, n, log_work + 14.0) for key, (sec, n, log_work) in tasks().items()}
+    young = {
+        "few": (8e-5, 4, 14.0 + 4 * np.log(2.0)),
+        "on the line": (1e-6 * 2.0**9, 4, 14.0 + 9 * np.log(2.0)),
+    }
+    copies = {"copy": (1e-5, 40, 0.0), "young copy": (1e-3, 4, 0.0)}
+    found = ceilings_of({**work, **young, **copies})
+    assert found == {**ceilings_of({**work, **young}), "copy": 1e-5, "young copy": 1e-3}
+    assert found["on the line"] / young["on the line"][0] > 0.9
+    assert found["few"] / young["few"][0] < 0.5
+
+
 def test_what_was_measured_is_possible():
     fast = {**tasks(), "few": (1e-6, 4, 4 * np.log(2.0))}
     assert ceilings_of(fast)["few"] == pytest.approx(1e-6)

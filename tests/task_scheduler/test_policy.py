@@ -130,6 +130,13 @@ def test_what_two_others_reached_is_expected_whatever_one_count_of_operations_is
     assert {history.expected_peak for history, _ in unasked.asked} == {None}
 
 
+def test_a_copy_is_not_expected_to_compute_as_much_as_others(rng):
+    script = Script({1: 1.5})
+    copy = dataclasses.replace(arm([10.0], flop=1.0), n_bytes=2.5e8)  # as 1e9 operations
+    DynaTunePolicy("default", script).choose([arm([10.0]), arm([10.0]), copy], rng)
+    assert [history.expected_peak for history, _ in script.asked] == pytest.approx([1.05] * 3)
+
+
 def test_equals_are_expected_to_stay_so(rng):
     script = Script({1: 1.5})
     DynaTunePolicy("default", script).choose([arm([10.0])] * 3, rng)

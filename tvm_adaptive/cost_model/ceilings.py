@@ -30,15 +30,17 @@ def ceilings_of(
 
     A task is (seconds of its best, successes, logarithm of its operations); ``clock_of`` says by
     what key which machine timed it. Machines share the slope of the line, and not its height.
+    A task without operations, such as a copy, is not on the line.
     """
     bests = {key: best_sec for key, (best_sec, _, _) in tasks.items()}
-    if len(tasks) < _MIN_TASKS:
+    placed = {key: each for key, each in tasks.items() if each[2] > 0.0}
+    if len(placed) < _MIN_TASKS:
         return bests
-    best_sec, n_trials, log_work = np.array(list(tasks.values())).T
+    best_sec, n_trials, log_work = np.array(list(placed.values())).T
     if np.ptp(log_work) == 0.0:
         return bests
     log_best = np.log(best_sec)
-    _, clocks = np.unique([str(clock_of(key)) for key in bests], return_inverse=True)
+    _, clocks = np.unique([str(clock_of(key)) for key in placed], return_inverse=True)
     of_clock = clocks[:, None] == np.arange(clocks.max() + 1)
     # Squared residuals count by the root of the trials: tasks differ by more than trials tell.
     weights = n_trials**0.25
@@ -47,4 +49,5 @@ def ceilings_of(
     share = _PRIOR_TRIALS / (_PRIOR_TRIALS + n_trials) * (n_trials < _SETTLED_TRIALS)
     # What was measured is possible, whatever others reach.
     headroom = np.minimum(columns @ line - log_best, 0.0)
-    return dict(zip(bests, np.exp(log_best + share * headroom).tolist(), strict=True))
+    ceilings_sec = np.exp(log_best + share * headroom).tolist()
+    return bests | dict(zip(placed, ceilings_sec, strict=True))

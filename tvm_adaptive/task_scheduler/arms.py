@@ -110,7 +110,7 @@ class Arm:
             return own
         successes = self.latencies_ms[np.isfinite(self.latencies_ms)]
         again_ms = float(successes[:N_VERIFIED].min())
-        earlier = self.best_ms / again_ms * earlier[-1] / earlier
+        earlier = self.best_ms / again_ms * (earlier[-1] / earlier)  # whose last is exactly 1
         history: FloatArray = np.maximum.accumulate(np.concatenate([earlier, own]))
         return history
 

@@ -18,6 +18,7 @@ from tvm_adaptive.task_scheduler.forecast.result import Forecast, ThroughputHist
 from tvm_adaptive.task_scheduler.forms import FormArms
 from tvm_adaptive.task_scheduler.index import EPSILON
 from tvm_adaptive.task_scheduler.stages import WarmUp
+from tvm_adaptive.values import roofline
 from tvm_adaptive.values.trial import FloatArray
 
 INDICES = ("gain-per-sec", "ucb", "epsilon-greedy", "softmax")
@@ -97,7 +98,7 @@ class _Outlook:
     """The forecast of one arm in milliseconds, until it is played or its peers improve much."""
 
     n_slots: int
-    peer_gflops: float
+    peer_rate: float
     gain_ms: float
     published_gain_ms: float
     slot_sec: float
@@ -177,17 +178,17 @@ class DynaTunePolicy:
         self, arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator
     ) -> None:
         """Forecast the arms that were played, or whose peers have become much better."""
-        peers_gflops = peer_gflops([best_gflops(arm) for arm in arms])
+        peer_rates = second_best_rates([best_rate(arm) for arm in arms])
         for k in live:
             known = self._outlooks.get(k)
             if (
                 known is None
                 or known.n_slots != arms[k].n_slots
-                or known.peer_gflops * (1.0 + _PEER_TOLERANCE) < peers_gflops[k]
+                or known.peer_rate * (1.0 + _PEER_TOLERANCE) < peer_rates[k]
             ):
-                self._outlooks[k] = self._outlook(arms[k], peers_gflops[k], rng)
+                self._outlooks[k] = self._outlook(arms[k], peer_rates[k], rng)
 
-    def _outlook(self, arm: Arm, peer_gflops: float, rng: np.random.Generator) -> _Outlook:
+    def _outlook(self, arm: Arm, peer_rate: float, rng: np.random.Generator) -> _Outlook:
         options = self.options
         sec_per_trial = arm.sec_per_trial if arm.sec_per_trial > 0 else _UNKNOWN_SEC_PER_TRIAL
         horizon = options.slot_trials
@@ -195,13 +196,13 @@ class DynaTunePolicy:
             horizon = max(1, math.floor(options.slot_sec / sec_per_trial))
         expected_peak = None
         if options.peer_margin is not None:
-            lead = max(1.0, peer_gflops / best_gflops(arm))
+            lead = max(1.0, peer_rate / best_rate(arm))
             expected_peak = (1.0 + options.peer_margin) * lead
         history = ThroughputHistory(arm.throughput_history(), expected_peak=expected_peak)
         belief = self._forecast(history, horizon, rng)
         return _Outlook(
             n_slots=arm.n_slots,
-            peer_gflops=peer_gflops,
+            peer_rate=peer_rate,
             gain_ms=arm.share_ms * belief.expected_drop,
             published_gain_ms=index.published_gain_ms(belief.mean, 1.0, arm.best_ms, arm.weight),
             slot_sec=horizon * sec_per_trial,
@@ -245,14 +246,17 @@ def _after(arm: Arm, n_trials: int) -> Arm:
     return dataclasses.replace(arm, latencies_ms=arm.latencies_ms[:n_trials])
 
 
-def peer_gflops(gflops: Sequence[float]) -> list[float]:
+def second_best_rates(rates: Sequence[float]) -> list[float]:
     """Return the second-best throughput of each arm's peers; 0 with fewer than two."""
-    order = sorted(range(len(gflops)), key=lambda k: -gflops[k])
+    order = sorted(range(len(rates)), key=lambda k: -rates[k])
     # Of the best two, either one leaves the other and the third.
-    third = gflops[order[2]] if len(gflops) > 2 else 0.0
-    return [third if k in order[:2] else gflops[order[1]] for k in range(len(gflops))]
+    third = rates[order[2]] if len(rates) > 2 else 0.0
+    return [third if k in order[:2] else rates[order[1]] for k in range(len(rates))]
 
 
-def best_gflops(arm: Arm) -> float:
-    """Return the throughput of an arm's incumbent; 0 before the first success."""
-    return 1e-6 * arm.flop / arm.best_ms
+def best_rate(arm: Arm) -> float:
+    """Return the work per millisecond of an arm's incumbent; 0 before the first success.
+
+    Bytes are work, too: a copy of few operations is not slow.
+    """
+    return roofline.work(arm.flop, arm.n_bytes) / arm.best_ms
