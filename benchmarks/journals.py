@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.plan import OUTCOME_FILE, RunSpec, runs_folder
 from benchmarks.stats import Curve, make_curve
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
+from tvm_adaptive.runner.playoff.finalist import NO_VERDICT
 
 # Rounds of the neutral measurement, as they were made; earlier ones are in one JSON file.
 NEUTRAL_JOURNAL = "neutral.jsonl"
@@ -283,7 +284,7 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
     return Run(
         spec,
         curve,
-        incumbents_of(measured, trials),
+        incumbents_of(measured, trials, refuted_ms(events)),
         float(report.get("time_sec", searched)),
         has_playoff,
         not has_playoff and POST_OPTIMIZATION not in stages,
@@ -294,7 +295,26 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
     )
 
 
-def incumbents_of(measured: Sequence[Event], trials: Sequence[int]) -> tuple[Incumbent, ...]:
+def refuted_ms(events: Iterable[Event]) -> list[float]:
+    """Return the recorded times of candidates that the run's play-offs refuted."""
+    finalists = [
+        each
+        for event in events
+        if event["event"] == "playoff"
+        for each in event.get("candidates") or ()
+    ]
+    return [
+        float(each["recorded_ms"])
+        for each in finalists
+        if each.get("disqualified")
+        and each.get("recorded_ms") is not None
+        and not each["disqualified"].startswith(NO_VERDICT)
+    ]
+
+
+def incumbents_of(
+    measured: Sequence[Event], trials: Sequence[int], refuted: Sequence[float] = ()
+) -> tuple[Incumbent, ...]:
     """Return what was best at some second.
 
     Results are known by batches, of which only the best was ever a run's. The database holds
@@ -307,6 +327,8 @@ def incumbents_of(measured: Sequence[Event], trials: Sequence[int]) -> tuple[Inc
         The journal's events, one per batch.
     trials : sequence of int
         Of the run, after each of them.
+    refuted : sequence of float
+        Milliseconds of one task's candidates that computed something else, which it never had.
     """
     is_one = len({event["task"] for event in measured}) == 1
     found: list[Incumbent] = []
@@ -314,12 +336,17 @@ def incumbents_of(measured: Sequence[Event], trials: Sequence[int]) -> tuple[Inc
     for before, after, event in zip([0, *trials], trials, measured, strict=False):
         latencies = event.get("latencies_ms") if is_one else None
         known = [event["weighted_ms"]] if latencies is None else latencies
+        known = [None if is_one and _is_among(each, refuted) else each for each in known]
         ms = min((each for each in known if each is not None), default=math.inf)
         if ms < best_ms:
             best_ms = ms
             n_trials = after if latencies is None else before + known.index(ms) + 1
             found.append(Incumbent(n_trials, float(event["time_sec"]), ms))
     return tuple(found)
+
+
+def _is_among(ms: float | None, others: Sequence[float]) -> bool:
+    return ms is not None and any(math.isclose(ms, other, rel_tol=1e-6) for other in others)
 
 
 def stage_seconds(stages: Mapping[str, float], scopes: Mapping[str, float]) -> dict[str, float]:

@@ -152,7 +152,8 @@ def anew(bench: Bench, run: Run, cut: str | None) -> Rounds:
         before = [each.n_trials for each in run.incumbents if each.n_trials <= n_trials]
         found += [_of_incumbent(bench, run, each) for each in before[-TOP:]]
     elif not own:
-        found += [bench.rounds_of(run, ranked(cut, n)) for n in range(2, TOP + 1)]
+        name = FINAL if n_trials == run.n_trials and not run.has_playoff else cut
+        found += [bench.rounds_of(run, ranked(name, n)) for n in range(2, TOP + 1)]
     return min((each for each in found if each), key=lambda x: median_of(x.values()), default={})
 
 

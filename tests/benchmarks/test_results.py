@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,38 @@ def test_a_method_is_compared_at_equal_quality_time_and_trials(bench: Bench) -> 
     assert found.noise == pytest.approx(0.01)
     # As recorded ours was at 2.5 x 2.0 / 2.5 = 2 ms after 20 s, stock at 2.4 after 80 s.
     assert found.scaled == pytest.approx(80 / 20)
+
+
+def test_what_the_play_off_refuted_was_never_had(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec("stock"), [(80.0, 2.0, 96)], 90.0)
+    journal = write_run(spec("default"), [(5.0, 8.0, 32), (10.0, 1.0, 64)], 50.0) / "journal.jsonl"
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    finalist = {"recorded_ms": 1.0, "disqualified": "wrong result: 3 of 4 elements differ"}
+    for event in events:
+        if event["event"] == "playoff":
+            event["candidates"] = [finalist]
+    journal.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    timed = {"stock/0/final": 2.0, "default/0/32": 8.0, "default/0/64": 1.0, "default/0/final": 3.0}
+    bench = load_bench(write_bench({name: [ms] * 7 for name, ms in timed.items()}))
+    assert [each.recorded_ms for each in bench.of("te:C2D", "default")[0].incumbents] == [8.0]
+    (found,) = comparisons(bench)
+    assert found.figures["time to q"] is not None
+    assert found.figures["time to q"].n_never == 1
+
+
+@pytest.mark.parametrize("finish_sec", [85.0, 95.0])
+def test_the_baseline_has_its_play_off_from_its_last_trial_on(
+    finish_sec: float, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec("stock"), [(20.0, 8.0, 32), (80.0, 2.0, 96)], 90.0)
+    write_run(spec("default"), [(20.0, 2.5, 96)], finish_sec)
+    timed = {"stock/0/final": 2.4, "stock/0/final-2": 2.2, "default/0/final": 2.0}
+    timed["default/0/96"] = 2.0
+    (found,) = comparisons(load_bench(write_bench({name: [ms] * 7 for name, ms in timed.items()})))
+    assert found.figures["equal time"] is not None
+    assert found.figures["equal time"].median == exactly(pytest.approx(1.1))
 
 
 def test_who_had_nothing_when_it_ended_had_nothing_in_equal_time(
