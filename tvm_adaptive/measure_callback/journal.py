@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 # Of a run's folder.
 JOURNAL_FILE = "journal.jsonl"
+# What comes of an event whose fields are missing, or are something else.
+DAMAGED_EVENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class JournalWriter(Protocol):
@@ -112,7 +114,7 @@ def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
     for number, event in enumerate(_events(path), start=1):
         try:
             take(event)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except DAMAGED_EVENT as error:
             raise JournalError(
                 f"{path}: event {number} ({event['event']}) is not what this version writes "
                 f"({type(error).__name__}: {error}). Remove its line to read the rest."

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.errors import AdaptiveError, InvalidOptionError, JournalError
+from tvm_adaptive.measure_callback.journal import DAMAGED_EVENT
 from tvm_adaptive.report import charts
 from tvm_adaptive.report.comparison import peer_lines, speed_text
 from tvm_adaptive.report.decisions import importances
@@ -102,12 +103,11 @@ def write_report(histories: Sequence[RunHistory], path: Path) -> Path:
         text = page(histories)
     except AdaptiveError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        # What events say is not looked at before it is drawn.
+    except DAMAGED_EVENT as error:  # some fields are not looked at before they are drawn
         names = " and ".join(history.name for history in histories)
         raise JournalError(
             f"The journal of {names} has an event that is not what this version writes "
-            f"({type(error).__name__}: {error})."
+            f"({type(error).__name__}: {error}). Draw it with the version that wrote it."
         ) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -175,8 +175,7 @@ def convert_lp_normalization(node: OnnxNode) -> Expr:
         norm = op.sqrt(op.sum(op.multiply(x, x), axis, keepdims=True))
     norm = node.builder.emit(norm)
     zero, one = (constant(value, dtype_of(x)) for value in (0, 1))
-    found = node.builder.emit(op.divide(x, op.where(op.equal(norm, zero), one, norm)))
-    return cast(node.builder, found, dtype)
+    return cast(node.builder, op.divide(x, op.where(op.equal(norm, zero), one, norm)), dtype)
 
 
 def convert_eye_like(node: OnnxNode) -> Expr:
