@@ -68,6 +68,13 @@ def test_operators_of_which_tvm_knows_a_part(compare):
     compare(nodes, inputs, weights, opset=21)
 
 
+def test_norms_of_halves_square_in_single_precision(run_graph):
+    x = np.full((1, 64), 300.0, "float16")
+    (found,) = run_graph([make("LpNormalization", ["x"], ["y"])], {"x": x}, {}, opset=21)
+    assert found.dtype == "float16"
+    np.testing.assert_allclose(found, 0.125, rtol=1e-3)
+
+
 def test_before_version_11_the_bounds_of_a_clip_are_attributes(compare):
     nodes = [make("Clip", ["x"], ["y"], min=-0.25), make("Clip", ["x"], ["z"], max=0.5)]
     compare(nodes, {"x": drawn(4, 4)}, {}, opset=10)
