@@ -11,11 +11,14 @@ import pytest
 from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import memory_database
+from tvm_adaptive.measure_callback.history import History
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.tuning import deploy, tune
 from tvm_adaptive.tuning.checks.library import LibraryCheck
+from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.tuning.session import config_after
 from tvm_adaptive.values.forms import FormKey
 
 AGREE = Comparison(2e-3, 1e-3, 0.0, 0.0, agree=True)
@@ -122,3 +125,21 @@ def test_forms_are_given_up_where_outputs_disagree_with_some_in_use(
     events = session.journal.of("error")
     assert [event["message"] for event in events] == is_given_up * [DISAGREE.problem]
     assert len(session.observer.notes) == len(events)
+
+
+def test_what_was_given_up_is_not_tried_again_by_a_resumed_run(make_session: Any) -> None:
+    session = make_session(journal=MemoryJournal(), observer=Notes())
+    with LibraryCheck(session) as check:
+        check.uses_forms = True
+        check.gives_up_forms(DISAGREE)
+    (given_up,) = session.journal.of("error")
+    history = History()
+    history.add({"event": "run", "resumed": False})
+    assert config_after(history, DEFAULT) is DEFAULT
+    history.add({"event": "error", "where": "store", "n_waiting": 1})
+    assert config_after(history, DEFAULT) is DEFAULT
+    history.add({"event": "error", **given_up})
+    history.add({"event": "run", "resumed": True})
+    assert not config_after(history, DEFAULT).preparation["forms"]
+    history.add({"event": "run", "resumed": False})  # another run in the same folder
+    assert config_after(history, DEFAULT) is DEFAULT

@@ -19,6 +19,8 @@ from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 # Where an event of the shared record store happened.
 SHARED_STORE = "store"
+# Where an event happened that ends the use of other forms.
+GAVE_UP_FORMS = "forms"
 
 
 @dataclasses.dataclass
@@ -74,6 +76,8 @@ class History:
     run_ids: set[str] = dataclasses.field(default_factory=set)  # of all attempts, on any machine
     # of the last attempt; trials and seconds of earlier attempts in another one do not count
     environment: Environment = UNKNOWN
+    # Whether a library with other forms of convolutions disagreed, so that all became direct.
+    gave_up_forms: bool = False
     model: dict[str, Any] | None = None  # source of the model, from the last attempt's journal
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
     errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
@@ -170,6 +174,7 @@ class History:
             self._search_start_sec, self.open_search_sec = None, 0.0
             self.stage_secs[str(event["stage"])] += float(event["seconds"])
         elif kind in ("error", "store-back", "undelivered"):
+            self.gave_up_forms |= kind == "error" and event.get("where") == GAVE_UP_FORMS
             self._count_waiting(event)
         elif kind == "library":
             self.library_report = None
@@ -186,6 +191,7 @@ class History:
             self.run_ids.clear()
             self.runs_since.clear()
             self.model = None
+            self.gave_up_forms = False
             self.n_attempts = 1
         self.run_ids.add(str(event.get("run_id", "")))
         self.runs_since.add(str(event.get("run_id", "")))

@@ -42,6 +42,7 @@ from tvm_adaptive.tuning.session import (
     RunContext,
     check_compiler,
     check_disk_space,
+    config_after,
     interrupts_of,
     open_services,
     worker_server,
@@ -147,7 +148,7 @@ def apply(
         _refuse_settled(what, given, config, options.config)
         what, target = options.what, options.target
         input_shapes, inputs = options.input_shapes, options.inputs
-        config = _with_other_farm(options.config, config)
+        config = _with_other_farm(config_after(history, options.config), config)
     with ExitStack() as stack:
         server = stack.enter_context(worker_server())
         reader = ModelReader(server)

@@ -298,6 +298,7 @@ def open_session(
         if history is None:
             history = read_history(work_dir / JOURNAL_FILE)
         history, notes, is_foreign = _earlier_attempts(options, history, environment, target, model)
+        config = config_after(history, config)
         budget = budget or Budget(options.budget_sec, spent_sec=options.spent_sec)
         budget.spent_sec += history.spent_sec
         store = stack.enter_context(open_store(config.store, environment))
@@ -423,6 +424,11 @@ def _earlier_attempts(
         if not check_same_model(before, model, work_dir) and model.content:
             notes.append("the journal does not say which model it was: this one is assumed")
     return history, notes, bool(found)
+
+
+def config_after(history: History, config: TuneConfig) -> TuneConfig:
+    """Return a run's configuration without what an earlier attempt has given up."""
+    return config.replace(forms=False) if history.gave_up_forms else config
 
 
 def _run_fields(session: Session) -> dict[str, Any]:

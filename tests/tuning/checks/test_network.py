@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -522,3 +523,25 @@ def test_what_takes_the_place_of_other_forms_is_checked_itself(
         problems = checked_in_form(check, DIRECT)
     assert problems
     assert all(problems)
+
+
+def test_what_gives_up_its_forms_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its seconds are for the library that follows."""
+    timed: list[bool] = []
+
+    def time(*_arguments: Any) -> list[float]:
+        timed.append(True)
+        return [1e-3]
+
+    check: Any = NetworkCheck.__new__(NetworkCheck)
+    framework: Any = SimpleNamespace(expected=[np.zeros(3)], name="onnxruntime", has_rivals=True)
+    framework.problem = lambda *_: "output 0 is wrong"
+    framework.rivals = lambda: SimpleNamespace(timings=[], time=time)
+    check._framework, check._inputs, check._device_kind, check._before = framework, [], "cpu", None
+    check._untuned = Path("none.so")
+    monkeypatch.setattr(check, "_run", lambda *_arguments: [np.ones(3)])
+    for uses_forms, source in ((True, ""), (False, "; no function is tuned")):
+        check.uses_forms = uses_forms
+        found = check._compare_tuned(Path("net.so"))
+        assert (found.agree, found.problem) == (False, f"output 0 is wrong{source}")
+        assert bool(timed) is not uses_forms

@@ -22,6 +22,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
+from tvm_adaptive.measure_callback.history import GAVE_UP_FORMS
 from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.runner.playoff.playoff import finalist_pool
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
@@ -145,7 +146,7 @@ class LibraryCheck:
         self._context.observer.note(
             f"{comparison.problem}; convolutions are computed directly instead, which rounds less"
         )
-        self._context.journal.write("error", where="forms", message=comparison.problem)
+        self._context.journal.write("error", where=GAVE_UP_FORMS, message=comparison.problem)
         self.without_forms()
         self.release_device()  # the play-offs that follow need it
         return True

@@ -52,6 +52,7 @@ from tvm_adaptive.tuning.checks.library import (
     coverage_of_earlier,
     key_of_record,
 )
+from tvm_adaptive.tuning.checks.peers import Rivals
 from tvm_adaptive.tuning.checks.untuned import UntunedBuild, tuned_margin
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext, Session
@@ -376,18 +377,19 @@ class NetworkCheck(LibraryCheck):
         outputs = self._run(run_exported, task, path)
         if outputs is None:
             return None
-        rivals = self._framework.rivals()
-        secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
-        framework, before_sec = "", self._comparable_sec(self._before)
-        expected = None if self._before is None else self._before.outputs
+        framework, expected = "", None if self._before is None else self._before.outputs
         if self._framework.expected is not None:
             framework, expected = self._framework.name, self._framework.expected
-            own = [peer.secs for peer in rivals.timings if peer.framework == framework]
-            if self._framework.has_rivals:
-                before_sec = statistics.median(own[0]) if own else math.inf
         if expected is None:
             return None
-        problem = self._problem(path, outputs, expected, framework)
+        problem = self._problem(outputs, expected, framework)
+        rivals, secs, before_sec = self._framework.rivals(), [], math.inf
+        # What gives up its forms makes another library, for which the seconds are.
+        if not (problem and self.uses_forms):
+            secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
+            before_sec = self._before_sec(rivals, framework)
+            if problem:
+                problem = f"{problem}; {self._source_of_problem(path)}"
         if not secs and not problem:  # why it was not timed is reported
             return None
         return Comparison(
@@ -409,26 +411,30 @@ class NetworkCheck(LibraryCheck):
         if outcome.error is None:
             self._context.journal.write("roofline", **outcome.value._asdict())
 
-    def _problem(
-        self, path: Path, outputs: Sequence[Any], expected: Sequence[Any], framework: str
-    ) -> str:
-        """Say where the tuned network's outputs are wrong, and which function that comes from."""
+    def _before_sec(self, rivals: Rivals, framework: str) -> float:
+        """Return the latency to compare with: the framework's, or the untuned network's."""
+        if not (framework and self._framework.has_rivals):
+            return self._comparable_sec(self._before)
+        own = [peer.secs for peer in rivals.timings if peer.framework == framework]
+        return statistics.median(own[0]) if own else math.inf
+
+    def _problem(self, outputs: Sequence[Any], expected: Sequence[Any], framework: str) -> str:
+        """Say where the tuned network's outputs are wrong; "" if they are right."""
         if framework:
-            problem = self._framework.problem(outputs, expected)
-        else:
-            rtol, names = self._context.config.finish.rtol, self._network.output_names
-            problem = outputs_problem(outputs, expected, rtol, names=names)
-        if problem is None:
-            return ""
+            return self._framework.problem(outputs, expected) or ""
+        rtol, names = self._context.config.finish.rtol, self._network.output_names
+        return outputs_problem(outputs, expected, rtol, names=names) or ""
+
+    def _source_of_problem(self, path: Path) -> str:
+        """Say which function of a library its wrong outputs come from."""
         if not self._untuned.is_file():
-            return f"{problem}; no function is tuned"
-        source = source_of_difference(
+            return "no function is tuned"
+        return source_of_difference(
             self._context,
             lambda: self._compared(path, self._inputs, MOST_SEC),
             self._prepared,
             tuned=self.covered.tuned,
         )
-        return f"{problem}; {source}"
 
     def _compile(self, database: Database, path: Path) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""
