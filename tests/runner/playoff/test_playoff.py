@@ -646,6 +646,15 @@ def test_a_kernel_of_seconds_is_timed_once_a_call(monkeypatch: pytest.MonkeyPatc
     assert numbers == [1, 1]
 
 
+def test_a_schedule_without_any_time_can_win(builder: Any, pool: WorkerPool) -> None:
+    workload = ms.database.MemoryDatabase().commit_workload(matmul())
+    drafted = [record(workload, GOOD, [])]
+    options = PlayoffOptions(timeout_sec=20.0, max_sec=1.0, repeat_ms=1.0)
+    report = play_off(drafted, LLVM, options, builder=builder, pool=pool)
+    assert report.winner is not None
+    assert 0.0 < report.winner.final_sec() < 1.0
+
+
 class WithoutMemory:
     """A builder that has memory for the reference alone."""
 

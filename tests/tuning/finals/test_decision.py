@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -573,6 +574,17 @@ def test_where_a_task_of_another_form_loses_the_direct_one_is_deployed(
     assert played == ["0"]
     assert [each.checked for each in outcomes] == ["play-off", "not used", "not used"]
     assert 5e-3 in final
+
+
+def test_a_direct_form_without_trials_is_drafted_where_another_does_not_pass(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = itertools.chain([100.0], itertools.repeat(1.0))  # the direct form's is the largest
+    monkeypatch.setattr(decision, "work_of", lambda _mod: next(works))
+    session, check = session_with_check(make_session), with_forms(Check("", "wrong result"))
+    outcomes, final, played = decided(session, monkeypatch, check, [[], [1e-3], [2e-3]])
+    assert (played, outcomes[0].checked) == (["0"], "play-off")
+    assert len(final) == 2
 
 
 def test_an_interrupt_leaves_out_what_was_not_checked(

@@ -17,10 +17,12 @@ from tvm_adaptive import tune_relax
 from tvm_adaptive._tvm import json_database
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.tuning.checks.library import LibraryCheck
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finals import decision
 from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.tuning.finals.form_choice import FormChoice
+from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.values.forms import DIRECT, FormKey
 
 FORMS = {
@@ -62,6 +64,30 @@ def test_a_draft_stays_where_a_step_of_another_form_has_none(
 
 def reports_of(*winners: Any) -> Any:
     return {index: SimpleNamespace(winner=winner) for index, winner in enumerate(winners)}
+
+
+def test_a_missing_draft_of_one_part_leaves_the_forms_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decision, "work_of", lambda mod: mod)
+    names = [f"{name}{part}" for part in "AB" for name in ("conv", "input", "product")]
+    forms = {
+        name: FormKey(name[-1], DIRECT if name.startswith("conv") else "winograd") for name in names
+    }
+    found: Any = finalists_of(**dict.fromkeys(names[:-1]), productB=2.0)
+    contexts: Any = [SimpleNamespace(mod=work) for work in (6.0, 1.0, 4.0, 6.0, 1.0, 4.0)]
+    progress: Any = SimpleNamespace(tasks=[SimpleNamespace(weight=1.0, n_trials=0)] * 6)
+    check: Any = SimpleNamespace(forms=forms, is_direct=False)
+
+    def add_drafts(choice: FormChoice) -> None:
+        for i, each in enumerate(choice.finalists):
+            if choice.used[i] and not each.records and names[i] != "inputA":  # has no schedule
+                drafted: Any = dataclasses.replace(each, records=(object(),))
+                choice.finalists[i] = drafted
+
+    choice = decision._choose_forms(found, contexts, progress, check, add_drafts=add_drafts)
+    assert choice.used == [True, False, False, False, True, True]
+    assert choice.is_complete
 
 
 def test_only_the_fastest_form_has_finalists() -> None:
@@ -166,3 +192,25 @@ def test_a_network_is_tuned_checked_and_compiled_in_its_fastest_forms(tmp_path: 
     assert n_records >= sum(bool(task.group) for task in used)
     assert json.dumps(report.as_fields(), default=str)
     assert np.isfinite(report.weighted_sec)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_to_the_direct_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gives_up = LibraryCheck.gives_up_forms
+
+    def disagree(check: LibraryCheck, comparison: Comparison | None) -> bool:
+        assert comparison is not None
+        return gives_up(check, dataclasses.replace(comparison, agree=False, problem="it is wrong"))
+
+    monkeypatch.setattr(LibraryCheck, "gives_up_forms", disagree)
+    network = network_of(relu, (1, 64, 56, 56), 64)
+    options: Any = {"seed": 0, "config": DEFAULT.replace(store="none", peers="")}
+    for trials in (120, 140):
+        report = tune_relax(
+            network.mod, work_dir=tmp_path, trials=trials, resume=trials == 140, **options
+        )
+        assert not any(task.form for task in report.tasks if task.is_used)
+    events = read_journal(tmp_path / "journal.jsonl")
+    assert [e.get("where") for e in events if e["event"] == "error"] == ["forms"]

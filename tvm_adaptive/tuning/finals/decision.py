@@ -69,6 +69,7 @@ def decide(
     budget = session.budget
     n_records = _N_STAKED if budget.checks_network or budget.interrupted else None
     recorded = finalists_of(session, tasks, run_database, n_records=n_records)
+    add_drafts = None
     if budget.checks_network and not budget.interrupted:
         add_drafts = functools.partial(_add_drafts, session, contexts, progress, draft)
         choice = _choose_forms(recorded, contexts, progress, check, add_drafts=add_drafts)
@@ -92,7 +93,7 @@ def decide(
         if budget.checks_network and not budget.interrupted:
             _check_others(session, check, finalists, reports, recorder)
         hold = functools.partial(hold_playoffs, session, recorder=recorder)
-        choice = _hold_direct(choice, reports, hold)
+        choice = _hold_direct(choice, reports, hold, add_drafts)
         # ``apply`` and ``show`` read the run's own verdicts: also on what the store has proven.
         for report in reports.values():
             if report.reason == "not-held":
@@ -138,9 +139,11 @@ def _choose_forms(
     }
     choice = FormChoice.of(finalists, check.forms, works, is_direct=check.is_direct)
     add_drafts(choice)
-    if not choice.is_complete:
+    while not choice.is_complete and works:
         drafted = choice.finalists
-        choice = FormChoice.of(finalists, check.forms, is_direct=check.is_direct)
+        lost = {i for i in choice.of_other_forms if not drafted[i].records}  # had no draft
+        works = {i: works[i] for i in works.keys() - lost} if works.keys() & lost else {}
+        choice = FormChoice.of(finalists, check.forms, works, is_direct=check.is_direct)
         for i, each in enumerate(drafted):
             if choice.used[i] and each.records:  # there may be no time to draft it again
                 choice.finalists[i] = each
@@ -180,9 +183,12 @@ def _hold_direct(
     choice: FormChoice,
     reports: dict[int, FinalistReport],
     hold: Callable[[dict[int, Finalists]], dict[int, FinalistReport]],
+    add_drafts: Callable[[FormChoice], None] | None = None,
 ) -> FormChoice:
     """Hold the play-offs of direct forms where another one did not pass; return what is used."""
     left = choice.without_unchecked(reports)
+    if add_drafts is not None and left is not choice:
+        add_drafts(left)
     again = {
         index: left.finalists[index].complete()
         for index, was_used in enumerate(choice.used)
