@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import sqlite3
@@ -149,6 +150,23 @@ def test_a_file_that_another_writer_holds_is_an_error_soon(tmp_path: Path) -> No
         other.execute("ROLLBACK")
         other.close()
         store.add(task(), [trial(1.0)])
+
+
+def test_a_held_file_without_a_log_is_an_error_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "BUSY_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr(engines, "_JOURNAL_LIMIT_SEC", 0.5)
+    monkeypatch.setattr(engines, "file_system_of", lambda _path: "nfs4")
+    path = tmp_path / "records.db"
+    RecordStore(path).close()
+    tries: list[float] = []
+    monkeypatch.setattr(engines.time, "sleep", tries.append)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="locked"):
+            RecordStore(path)
+    assert len(tries) <= 1  # each try waits itself
 
 
 def modes(path: Path) -> tuple[object, object]:

@@ -6,13 +6,13 @@ import multiprocessing
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tvm_adaptive.database import schema
+from tvm_adaptive.database import maintenance, schema
 from tvm_adaptive.database import store as store_module
 from tvm_adaptive.database.engine import ANSWER_TIMEOUT_SEC, LONG_ANSWER_TIMEOUT_SEC
 from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features, unpack_features
@@ -71,6 +71,23 @@ def test_reading_all_trials_of_a_task_has_more_time_than_one_answer(
         store.best(task(), 3)
         store.latest(task())
     assert limits == [ANSWER_TIMEOUT_SEC, LONG_ANSWER_TIMEOUT_SEC]
+
+
+def test_an_import_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    add = RecordStore.add
+
+    def watched(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
+        sizes.append(len(trials))
+        add(store, task, trials)
+
+    monkeypatch.setattr(RecordStore, "add", watched)
+    with RecordStore(tmp_path / "records.db") as store:
+        rows = [trial(1.0 + i, i) for i in range(600)]
+        assert maintenance._add_new(store, task(), rows) == 600
+        assert maintenance._add_new(store, task(), rows) == 0
+        assert len(store.latest(task())) == 600
+    assert sizes == [256, 256, 88, 0]
 
 
 def test_the_fastest_come_first_and_failures_never(url: str) -> None:

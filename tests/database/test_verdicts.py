@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.database.conftest import make_record
-from tvm_adaptive._tvm import IRModule, Target, json_database
+from tvm_adaptive._tvm import IRModule, Target, json_database, te_workload
 from tvm_adaptive.database.maintenance import export_json
 from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
@@ -76,6 +76,20 @@ def test_a_candidate_is_the_same_however_its_record_is_written() -> None:
     assert candidate_key(trial(4, 1.0)) != candidate_key(trial(8, 1.0))
     assert candidate_key(StoredTrial("{", 1.0)) == candidate_key(StoredTrial("{", 2.0))
     assert candidate_key(StoredTrial("{", 1.0)) != candidate_key(StoredTrial("[]", 1.0))
+
+
+def test_of_an_export_what_is_checked_is_the_fastest(
+    store: RecordStore, target: Target, tmp_path: Path
+) -> None:
+    """Also if the machine was slower in the search than in the play-off."""
+    mod = te_workload("GMM")
+    task = task_of(mod, target, "matmul")
+    checked_one = make_record(mod, target, 4e-3, 1)
+    store.add(task, [trial_of(checked_one), trial_of(make_record(mod, target, 3.5e-3, 2))])
+    store.add_finals(task, [trial_of(make_record(mod, target, 3e-3, 1), run="b")])
+    assert export_json(store, tmp_path / "exported") == 3
+    found = json_database(tmp_path / "exported").query_tuning_record(mod, target, "main")
+    assert candidate_key(trial_of(found)) == candidate_key(trial_of(checked_one))
 
 
 def test_without_a_playoff_the_fastest_are_trusted_each_once(store: RecordStore) -> None:

@@ -27,7 +27,7 @@ INSERTS: dict[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql":
 # search does not wait for that: pending writes are written later.
 BUSY_TIMEOUT_SEC = 10.0
 # While one process switches a new file to write-ahead mode, others cannot.
-_JOURNAL_TRIES = 50
+_JOURNAL_LIMIT_SEC = 5.0
 _JOURNAL_WAIT_SEC = 0.1
 
 # Connecting takes milliseconds within a network, some tenths of a second from far away with TLS.
@@ -139,12 +139,14 @@ def _set_up_sqlite(connection: Any, is_shared: bool) -> None:
     # Text that is not UTF-8 would make the rows beside it unreadable, too.
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     cursor = connection.cursor()
-    for n_left in reversed(range(_JOURNAL_TRIES)):
+    end_sec = time.monotonic() + _JOURNAL_LIMIT_SEC
+    while True:
         try:
             cursor.execute(f"PRAGMA journal_mode={mode}")
             break
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or not n_left:
+            # A try fails at once, or after the time that SQLite waits for the file.
+            if "locked" not in str(error) or time.monotonic() >= end_sec:
                 raise
             time.sleep(_JOURNAL_WAIT_SEC)
     cursor.execute(f"PRAGMA synchronous={synchronous}")

@@ -31,6 +31,9 @@ from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
+# With 10 kB each, as of a network, some megabytes: less than a server has seconds for.
+_TRIALS_PER_WRITE = 256
+
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
     """Return a store's displayed name, and its counts per task."""
@@ -123,7 +126,7 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     for task in store.tasks():
         finals = store.finals(task)
         trials = sound(finals, store.latest(task)) if best is None else trusted(store, task, best)
-        trials = _with_pruned_winner(finals, without_lucky(finals, trials))
+        trials = _with_winner(finals, without_lucky(finals, trials))
         timed = [trial for trial in trials if trial.seconds is not None]
         if timed and task.workload_key not in indices:
             indices[task.workload_key] = len(workloads)
@@ -140,14 +143,14 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     return len(records)
 
 
-def _with_pruned_winner(
-    finals: Sequence[StoredTrial], trials: list[StoredTrial]
-) -> list[StoredTrial]:
-    """Return trials with what is proven, also if it was pruned from them."""
+def _with_winner(finals: Sequence[StoredTrial], trials: list[StoredTrial]) -> list[StoredTrial]:
+    """Return trials with what is proven, also if it was pruned, or slower in the search."""
     winner = proven(finals)
-    if winner is None or candidate_key(winner) in map(candidate_key, trials):
+    if winner is None or winner.seconds is None:
         return trials
-    return [*trials, winner]
+    key = candidate_key(winner)
+    own = [each.seconds for each in trials if each.seconds and candidate_key(each) == key]
+    return trials if own and min(own) <= winner.seconds else [*trials, winner]
 
 
 def import_json(
@@ -192,7 +195,9 @@ def _add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]
     # Not by the texts of the records, which differ between a file and memory.
     known = {(candidate_key(trial), trial.seconds) for trial in store.latest(task)}
     new = [trial for trial in trials if (candidate_key(trial), trial.seconds) not in known]
-    store.add(task, new)
+    # One write may take no longer than a server's answer; a repeated import goes on from there.
+    for start in range(0, max(len(new), 1), _TRIALS_PER_WRITE):
+        store.add(task, new[start : start + _TRIALS_PER_WRITE])
     return len(new)
 
 
