@@ -5,12 +5,14 @@ import logging
 from tests.database.conftest import make_record
 from tvm_adaptive._tvm import Target, TuneContext, copy_record, json_database, te_workload
 from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning.other_machine import (
     seed_from_set_aside,
     set_aside,
 )
+from tvm_adaptive.tuning.prior_trials import find_prior_trials
 from tvm_adaptive.workers.environment import Environment
 
 HERE = Environment("EPYC, 2 cores", "0.27.0", "0.1.14")
@@ -45,6 +47,20 @@ def test_what_was_set_aside_was_not_measured_here(tmp_path):
     assert seed_from_set_aside(tmp_path, [context], pool) == ["main"]
     (tasks,) = pool._before.values()
     assert [record.is_here for record in tasks["main"]] == [False]
+
+
+def test_a_store_does_not_replace_what_was_set_aside(tmp_path):
+    mod, target, pool = te_workload("GMM"), Target({"kind": "llvm", "num-cores": 2}), TransferPool()
+    folder = tmp_path / "other-machine-1"
+    folder.mkdir()
+    copy_record(make_record(mod, target, 1e-3, 1), json_database(folder))
+    context = TuneContext(mod, target=target, task_name="main")
+    seed_from_set_aside(tmp_path, [context], pool)
+    with RecordStore(tmp_path / "records.db", HERE) as store:
+        store.add(task_of(mod, target, "main"), [trial_of(make_record(mod, target, 9e-3, 2))])
+        find_prior_trials(store, [context], pool, None)
+    (tasks,) = pool._before.values()
+    assert [each.seconds for each in tasks["main"]] == [9e-3, 1e-3]
 
 
 def test_what_was_disqualified_before_it_was_set_aside_is_no_seed(tmp_path):

@@ -79,8 +79,9 @@ class TransferPool:
         (self._new.add if is_new else self._new.discard)((family, task))
 
     def remember(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
-        """Set a task's records of an earlier run, whose times do not compare with this one's."""
-        self._before.setdefault(family, {})[task] = tuple(records[:KEPT_PER_TASK])
+        """Add a task's records of an earlier run, whose times do not compare with this one's."""
+        known = self._before.setdefault(family, {})
+        known[task] = (*records[:KEPT_PER_TASK], *known.get(task, ()))
 
     def hint(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
         """Set a task's records of another machine; even its own are no more than seeds."""
