@@ -97,7 +97,9 @@ def identifier_of(library: str) -> str:
     The ending keeps it apart from C's keywords, and its header from others.
     """
     name = re.sub(r"\W", "_", Path(library).stem, flags=re.ASCII)
-    return f"{'n' if name[0].isdigit() else ''}{name}_model"
+    # What begins with the package's name is the interface's own.
+    is_taken = name[0].isdigit() or name.startswith("tvm_adaptive")
+    return f"{'n' if is_taken else ''}{name}_model"
 
 
 def model_header(

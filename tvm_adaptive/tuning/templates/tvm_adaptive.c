@@ -2,11 +2,13 @@
 #define _GNU_SOURCE /* of sched_getaffinity */
 #include "tvm_adaptive.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
@@ -21,10 +23,24 @@ enum {
   kPooledAllocator = 2
 };
 
+/* A loaded file. The system loads it once, and its kernels look up what they call by one pointer
+ * in it: a second module of it would leave that pointer behind when it is freed. */
+typedef struct loaded_file {
+  dev_t device;
+  ino_t inode;
+  int n_models;
+  TVMFFIAny module;
+  struct loaded_file *next;
+} loaded_file;
+
+static loaded_file *files;
+static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER;
+
 struct tvm_adaptive_model {
   const tvm_adaptive_description *description;
   int n_threads;
-  TVMFFIAny library, machine, run; /* run: the machine's function main */
+  loaded_file *file;
+  TVMFFIAny machine, run; /* run: the machine's function main */
   TVMFFIAny *inputs;               /* tensors whose memory each run reads */
 };
 
@@ -265,6 +281,52 @@ static int copy_outputs(const tvm_adaptive_description *description, const TVMFF
   return 0;
 }
 
+/* The file of a network */
+
+/* Find or load a file; the lock is held. */
+static loaded_file *find_or_load(const char *path) {
+  struct stat found;
+  memset(&found, 0, sizeof found); /* TVM says what is wrong with a path without a file. */
+  int is_there = stat(path, &found) == 0;
+  for (loaded_file *each = files; is_there && each != NULL; each = each->next)
+    if (each->device == found.st_dev && each->inode == found.st_ino) return each;
+  loaded_file *file = calloc(1, sizeof *file);
+  TVMFFIAny name = of_text(path);
+  if (file == NULL) {
+    fail("There is no memory for %s", path);
+  } else if (call_global("ffi.ModuleLoadFromFile", &name, 1, &file->module, path) != 0) {
+    free(file);
+    file = NULL;
+  } else {
+    file->device = found.st_dev;
+    file->inode = found.st_ino;
+    file->next = files;
+    files = file;
+  }
+  return file;
+}
+
+static loaded_file *open_file(const char *path) {
+  pthread_mutex_lock(&files_lock);
+  loaded_file *file = find_or_load(path);
+  if (file != NULL) ++file->n_models;
+  pthread_mutex_unlock(&files_lock);
+  return file;
+}
+
+static void close_file(loaded_file *file) {
+  if (file == NULL) return;
+  pthread_mutex_lock(&files_lock);
+  if (--file->n_models == 0) {
+    loaded_file **place = &files;
+    while (*place != file) place = &(*place)->next;
+    *place = file->next;
+    release(&file->module);
+    free(file);
+  }
+  pthread_mutex_unlock(&files_lock);
+}
+
 /* The network */
 
 static int check_runtime(void) {
@@ -277,15 +339,16 @@ static int check_runtime(void) {
 
 static int load(tvm_adaptive_model *model, const char *path, int n_threads) {
   const tvm_adaptive_description *description = model->description;
-  TVMFFIAny file = of_text(path), ignored = {0}, number = {0};
+  TVMFFIAny ignored = {0}, number = {0};
   TVMFFIAny on_cpu[] = {of_int(kDLCPU), of_int(0), of_int(kPooledAllocator)};
   if (check_processor(description) != 0 || check_runtime() != 0) return -1;
   if (start_threads(n_threads > 0 ? n_threads : description->n_threads) != 0 ||
       call_global("runtime.NumThreads", NULL, 0, &number, "Threads could not be started") != 0)
     return -1;
   model->n_threads = (int)number.v_int64;
-  if (call_global("ffi.ModuleLoadFromFile", &file, 1, &model->library, path) != 0 ||
-      call_module(&model->library, "vm_load_executable", NULL, 0, &model->machine, path) != 0 ||
+  model->file = open_file(path);
+  if (model->file == NULL ||
+      call_module(&model->file->module, "vm_load_executable", NULL, 0, &model->machine, path) != 0 ||
       call_module(&model->machine, "vm_initialization", on_cpu, 3, &ignored, path) != 0)
     return -1;
   release(&ignored);
@@ -333,6 +396,6 @@ void tvm_adaptive_free(tvm_adaptive_model *model) {
   free(model->inputs);
   release(&model->run);
   release(&model->machine);
-  release(&model->library);
+  close_file(model->file);
   free(model);
 }
