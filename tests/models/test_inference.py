@@ -13,7 +13,7 @@ import pytest
 
 import tvm_adaptive
 from tests.models.networks import drawn, network_of
-from tvm_adaptive._tvm import relax, start_thread_pool
+from tvm_adaptive._tvm import relax, start_thread_pool, tensor
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, compile_network, export, inference, prepare
 from tvm_adaptive.models.inference import CompiledModel
@@ -196,6 +196,8 @@ def test_arrays_of_brain_floats_come_and_go(tmp_path: Path) -> None:
     found = model(array)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found.astype("float32"), 2 * array.astype("float32"))
+    again = model(tensor(found))  # as another model returns it that was called with such
+    np.testing.assert_array_equal(again.numpy().astype("float32"), 4 * array.astype("float32"))
 
 
 def test_a_dropped_model_is_unloaded_and_its_outputs_stay(tmp_path: Path) -> None:
