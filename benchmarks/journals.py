@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.plan import OUTCOME_FILE, RunSpec, runs_folder
 from benchmarks.stats import Curve, make_curve
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
-from tvm_adaptive.runner.playoff.finalist import NO_VERDICT
+from tvm_adaptive.runner.playoff.finalist import is_refutation
 
 # Rounds of the neutral measurement, as they were made; earlier ones are in one JSON file.
 NEUTRAL_JOURNAL = "neutral.jsonl"
@@ -306,9 +306,7 @@ def refuted_ms(events: Iterable[Event]) -> list[float]:
     return [
         float(each["recorded_ms"])
         for each in finalists
-        if each.get("disqualified")
-        and each.get("recorded_ms") is not None
-        and not each["disqualified"].startswith(NO_VERDICT)
+        if is_refutation(each.get("disqualified") or "") and each.get("recorded_ms") is not None
     ]
 
 

@@ -19,8 +19,6 @@ CALL_TIMEOUT_SEC = 30.0
 SAME = "the same schedule as a better record"
 BUILD_FAILED = "build: "
 SCHEDULE_FAILED = "schedule: "
-# What speaks against no finalist.
-NO_VERDICT = (SAME, BUILD_FAILED, SCHEDULE_FAILED)
 # Until its results were compared, no record can win.
 NOT_CHECKED = "not checked"
 
@@ -67,15 +65,21 @@ class Finalist:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a check or a timing speaks against it.
-
-        A schedule that was not applied or built may have been short of time or memory.
-        """
-        return bool(self.disqualified) and not self.disqualified.startswith(NO_VERDICT)
+        """Whether a check or a timing speaks against it."""
+        return is_refutation(self.disqualified)
 
     def final_sec(self) -> float:
         """Return the play-off's time, or the recorded one if it was not timed."""
         return self.recorded_sec if math.isnan(self.playoff_sec) else self.playoff_sec
+
+
+def is_refutation(disqualified: str) -> bool:
+    """Say whether a reason to disqualify a finalist is a check or a timing that failed.
+
+    A schedule that was not applied or built may have been short of time or memory.
+    """
+    no_verdict = (SAME, BUILD_FAILED, SCHEDULE_FAILED)
+    return bool(disqualified) and not disqualified.startswith(no_verdict)
 
 
 def as_recorded(record: TuningRecord, why: str) -> Finalist:
