@@ -209,9 +209,9 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
         return tensor(array)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
-        if dtype == _NOT_SHARED:
-            return tensor(array.numpy() if hasattr(array, "numpy") else np.asarray(array))
-        return tensor(np.from_dlpack(array))
+        if isinstance(array, Tensor):
+            return tensor(_as_array(array))
+        return tensor(np.asarray(array) if dtype == _NOT_SHARED else np.from_dlpack(array))
     if array.device.type != "cpu":
         raise InvalidOptionError(f"Input {name} must be on the CPU but is on {array.device}.")
     array = array.detach().contiguous().resolve_conj().resolve_neg()
