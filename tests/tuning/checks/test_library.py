@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from tests.database.conftest import make_record
 from tests.tuning.checks.shared import Clock, session_in, spend_all_on_compiling
 from tvm_adaptive._tvm import (
+    Database,
     copy_record,
     functions_as_tasks,
     memory_database,
@@ -26,17 +29,24 @@ from tvm_adaptive.tuning.checks.operators import OperatorCheck
 from tvm_adaptive.tuning.outcome import Comparison
 
 
-def test_functions_that_there_is_no_time_for_have_no_library(tmp_path: Path) -> None:
-    clock = Clock()
+@contextlib.contextmanager
+def one_recorded(tmp_path: Path, clock: Clock) -> Iterator[tuple[OperatorCheck, Database]]:
+    """Yield a check of one function, and a database with a record of it."""
     with session_in(tmp_path, Budget(1000.0, clock)) as session:
         tasks = functions_as_tasks(operator("GMM"), session.target)
         database = memory_database()
         copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
         with OperatorCheck(session, tasks) as check:
-            check.measure_untuned()
-            assert check.end_costs().compile_sec > 0.0
-            clock.now = 1000.0
-            assert check.measure_tuned(database) is None
+            yield check, database
+
+
+def test_functions_that_there_is_no_time_for_have_no_library(tmp_path: Path) -> None:
+    clock = Clock()
+    with one_recorded(tmp_path, clock) as (check, database):
+        check.measure_untuned()
+        assert check.end_costs().compile_sec > 0.0
+        clock.now = 1000.0
+        assert check.measure_tuned(database) is None
     assert check.libraries == {}
     assert check.n_tuned == 0
     assert check.shortfall == "no time was left to compile main.so"
@@ -62,14 +72,10 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
     def fail(*_args: Any) -> Any:
         raise RuntimeError("the linker found no room")
 
-    with session_in(tmp_path, Budget(1000.0, Clock())) as session:
-        tasks = functions_as_tasks(operator("GMM"), session.target)
-        database = memory_database()
-        copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
-        with OperatorCheck(session, tasks) as check:
-            check.measure_untuned()
-            monkeypatch.setattr(operators, "schedule_tir", fail)
-            assert check.measure_tuned(database) is None
+    with one_recorded(tmp_path, Clock()) as (check, database):
+        check.measure_untuned()
+        monkeypatch.setattr(operators, "schedule_tir", fail)
+        assert check.measure_tuned(database) is None
     assert (check.n_tuned, check.libraries) == (0, {})
     assert check.coverage == "0 of 1 functions tuned"
     assert "the linker found no room" in check.failure
@@ -78,15 +84,11 @@ def test_a_function_that_cannot_be_compiled_any_more_costs_the_comparison(
 def test_a_tuned_library_that_crashes_counts_after_an_untuned_one_that_was_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with session_in(tmp_path, Budget(1000.0, Clock())) as session:
-        tasks = functions_as_tasks(operator("GMM"), session.target)
-        database = memory_database()
-        copy_record(make_record(tasks[0].dispatched[0], session.target, 1e-3), database)
-        with OperatorCheck(session, tasks) as check:
-            check.measure_untuned()
-            check._report_shortfall("untuned, it takes more than 10 s")
-            monkeypatch.setattr(operators, "try_function", crash)
-            assert check.measure_tuned(database) is None
+    with one_recorded(tmp_path, Clock()) as (check, database):
+        check.measure_untuned()
+        check._report_shortfall("untuned, it takes more than 10 s")
+        monkeypatch.setattr(operators, "try_function", crash)
+        assert check.measure_tuned(database) is None
     assert check.shortfall == ""
 
 
