@@ -55,6 +55,111 @@ def test_shapes_that_do_not_fit(shapes, text, onnx_file):
         load(str(onnx_file("resnet", batch="n")), shapes)
 
 
+@pytest.fixture
+def file_of(onnx, tmp_path):
+    """Return a function that writes a model of nodes, which takes ``x``, to a file."""
+
+    def write(nodes, shape, weights, outputs, opset=17):
+        make, float32 = onnx.helper, onnx.TensorProto.FLOAT
+        graph = make.make_graph(
+            nodes,
+            "net",
+            [make.make_tensor_value_info("x", float32, shape)],
+            [make.make_empty_tensor_value_info(name) for name in outputs],
+            [onnx.numpy_helper.from_array(np.array(value), key) for key, value in weights.items()],
+        )
+        model = make.make_model(graph, opset_imports=[make.make_opsetid("", opset)])
+        model.ir_version = 8
+        onnx.save(model, str(tmp_path / "net.onnx"))
+        return str(tmp_path / "net.onnx")
+
+    return write
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_parts_of_a_tensor(onnx, file_of, check_import, opset):
+    make = onnx.helper.make_node
+    nodes = [
+        make("SplitToSequence", ["x", "one"], ["rows"], axis=1, keepdims=0),
+        make("SequenceAt", ["rows", "one"], ["row"]),
+        make("SplitToSequence", ["x"], ["places"], axis=0, keepdims=0),
+        make("SequenceAt", ["places", "zero"], ["place"]),
+        make("SplitToSequence", ["x", "four"], ["parts"], axis=-1),
+        make("SequenceAt", ["parts", "zero"], ["part"]),
+        make("SequenceAt", ["parts", "one"], ["rest"]),
+        make("SequenceLength", ["parts"], ["n"]),
+        make("SplitToSequence", ["x", "sizes"], ["pieces"], axis=2, keepdims=0),
+        make("SequenceAt", ["pieces", "last"], ["piece"]),
+    ]
+    weights = {"zero": 0, "one": 1, "four": 4, "last": -1, "sizes": [1, 3, 1]}
+    outputs = ["row", "place", "part", "rest", "n", "piece"]
+    network = load(file_of(nodes, (2, 3, 5), weights, outputs, opset))
+    check_import(network)
+
+
+def loop_of(onnx, nodes, state):
+    """Return a loop over ``i`` with one state, which ends as ``y``."""
+    make, kinds = onnx.helper, onnx.TensorProto
+    scalars = [
+        make.make_tensor_value_info("i", kinds.INT64, []),
+        make.make_tensor_value_info("go", kinds.BOOL, []),
+    ]
+    result = make.make_tensor_value_info("go_on", kinds.BOOL, [])
+    nodes = [*nodes, make.make_node("Identity", ["go"], ["go_on"])]
+    body = make.make_graph(nodes, "body", [*scalars, state("before")], [result, state("after")])
+    return make.make_node("Loop", ["n", "", "start"], ["y"], body=body)
+
+
+def test_a_loop_over_the_parts_of_a_tensor(onnx, file_of, check_import):
+    """As PyTorch writes ``for part in x.unbind(0)`` of a script."""
+    make, float32 = onnx.helper.make_node, onnx.TensorProto.FLOAT
+    steps = [make("SequenceAt", ["parts", "i"], ["part"]), make("Add", ["before", "part"], ["sum"])]
+    steps.append(make("Tanh", ["sum"], ["after"]))
+    loop = loop_of(
+        onnx, steps, lambda name: onnx.helper.make_tensor_value_info(name, float32, [2, 8])
+    )
+    nodes = [
+        make("SplitToSequence", ["x", "one"], ["parts"], axis=0, keepdims=0),
+        make("SequenceLength", ["parts"], ["n"]),
+        loop,
+    ]
+    weights = {"one": 1, "start": np.zeros((2, 8), "float32")}
+    check_import(load(file_of(nodes, (4, 2, 8), weights, ["y"])))
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+def test_a_list_that_a_loop_fills(onnx, file_of, check_import, opset):
+    """Until version 14, ``Identity`` takes no lists."""
+    make, helper = onnx.helper.make_node, onnx.helper
+    steps = [
+        make("Gather", ["x", "i"], ["row"]),
+        make("Tanh", ["row"], ["bent"]),
+        make("SequenceInsert", ["before", "bent"], ["after"]),
+    ]
+    loop = loop_of(
+        onnx,
+        steps,
+        lambda name: helper.make_tensor_sequence_value_info(name, onnx.TensorProto.FLOAT, None),
+    )
+    nodes = [
+        make("SequenceEmpty", [], ["start"]),
+        loop,
+        make("ConcatFromSequence", ["y"], ["z"], axis=0, new_axis=1),
+    ]
+    check_import(load(file_of(nodes, (3, 4), {"n": 3}, ["z"], opset)))
+
+
+def test_a_shape_that_depends_on_values_names_its_node(onnx, file_of):
+    make = onnx.helper.make_node
+    nodes = [
+        make("NonZero", ["x"], ["places"]),
+        make("Shape", ["places"], ["shape"]),
+        make("ReduceProd", ["shape"], ["n"], name="count", keepdims=0),
+    ]
+    with pytest.raises(InvalidOptionError, match=r"ReduceProd \(1 node, first 'count'.*depends on"):
+        load(file_of(nodes, (3, 4), {}, ["n"]))
+
+
 def test_an_operator_that_tvm_does_not_know_is_named(onnx, tmp_path):
     make, kind = onnx.helper, onnx.TensorProto.FLOAT
     graph = make.make_graph(

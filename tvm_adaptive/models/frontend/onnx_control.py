@@ -13,7 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from tvm_adaptive.models.frontend.onnx_graph import inner_graphs, nodes_of, opset_of, weight_types
+from tvm_adaptive.models.frontend.onnx_graph import (
+    AXES_AS_INPUT,
+    inner_graphs,
+    nodes_of,
+    opset_of,
+)
+from tvm_adaptive.models.frontend.onnx_values import (
+    add_weight,
+    copy_of,
+    made_by,
+    types_of,
+    value_of,
+    with_types,
+)
 
 # The nodes of a body, times the steps: more would take minutes to translate.
 _MAX_NODES = 20_000
@@ -23,8 +36,6 @@ _MAX_DEPTH = 8
 _SAME_NUMBER = ("Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 # Nodes that a condition is computed by; those on shapes of inputs are left to folding.
 _MAX_CONDITION = 100
-# Since this version, the axes of Unsqueeze are an input.
-_AXES_AS_INPUT = 13
 # Results of both branches, by the prefix of the choice.
 _OF_BRANCH = re.compile(r"(if\d+_\d+)_(then|else)_branch_")
 # Operators that end the process, or read outside of a tensor, for some numbers of an operand: the
@@ -81,14 +92,14 @@ def merged(model: Any) -> Any:
     for depth in range(_MAX_DEPTH):
         pairs: _Pairs = {}
         found = _rewritten(model, "If", f"if{depth}_", functools.partial(_both_branches, pairs))
-        typed = None if found is None else _typed(found)
+        typed = None if found is None else with_types(found)
         if typed is None:
             break
         alike = _alike(typed, pairs)
         if len(alike) < len(pairs):
             write = functools.partial(_both_branches, {}, only=alike)
             found = _rewritten(model, "If", f"if{depth}_", write)
-            typed = None if found is None else _typed(found)
+            typed = None if found is None else with_types(found)
         if typed is None:
             break
         model = _guarded(typed, alike)
@@ -102,7 +113,7 @@ def decided(model: Any, numbers: Mapping[str, int]) -> Any:
     """
     import onnx
 
-    found = _copy(model)
+    found = copy_of(model)
     numbers = {name: numbers[name] for name in _deciding_inputs(model.graph) if name in numbers}
     names: dict[str, str] = {}
     for info in found.graph.input:
@@ -111,7 +122,7 @@ def decided(model: Any, numbers: Mapping[str, int]) -> Any:
         if info.name in numbers and kind not in (onnx.TensorProto.FLOAT, onnx.TensorProto.STRING):
             shape = [extent.dim_value for extent in tensor.shape.dim]
             value = np.full(shape, numbers[info.name], onnx.helper.tensor_dtype_to_np_dtype(kind))
-            names[info.name] = _add(found.graph, f"{info.name}_decided", value)
+            names[info.name] = add_weight(found.graph, f"{info.name}_decided", value)
     _rename_inputs(found.graph.node, names)
     return found
 
@@ -154,14 +165,14 @@ def _sources_of(name: str, made: Mapping[str, Any]) -> set[str] | None:
 def compared_numbers(model: Any) -> dict[str, list[int]]:
     """Return the numbers that inputs are compared with, for what depends on them."""
     inputs = {each.name for each in model.graph.input}
-    made = _made(model.graph)
+    made = made_by(model.graph)
     found: dict[str, list[int]] = {}
     for node in model.graph.node:
         if node.op_type != "Equal":
             continue
         for one, other in (node.input, reversed(node.input)):
             source = _source_of(one, made, _SAME_NUMBER)
-            value = _value_of(other, model.graph, model) if source in inputs else None
+            value = value_of(other, model.graph, model) if source in inputs else None
             if value is not None and value.size == 1 and np.isfinite(value).all():
                 found.setdefault(source, []).append(int(value.item()))
     return found
@@ -178,7 +189,7 @@ def _rewritten(model: Any, operator: str, prefix: str, write: _Write) -> Any | N
     """Return a model with others in the place of nodes of an operator; None if all stay."""
     if all(node.op_type != operator for node in model.graph.node):
         return None
-    found = _copy(model)
+    found = copy_of(model)
     nodes: list[Any] = []
     is_changed = False
     for place, node in enumerate(model.graph.node):
@@ -200,8 +211,8 @@ def _written_out(
     if not node.input[0] or not node.output:
         return None
     body, n_carried = _body_of(node, "body"), len(node.input) - 2
-    count = _value_of(node.input[0], model.graph, model)
-    start = _value_of(node.input[1], model.graph, model) if node.input[1] else np.array(True)
+    count = value_of(node.input[0], model.graph, model)
+    start = value_of(node.input[1], model.graph, model) if node.input[1] else np.array(True)
     if count is None or start is None or not start.all() or not _stays_true(body, model):
         return None
     n_nodes = max(1, sum(1 for _ in nodes_of(body)))
@@ -216,19 +227,20 @@ def _written_out(
     result: list[Any] = []
     for step in range(int(count.item())):
         name = f"{prefix}_{step}"
-        given = [_add(graph, f"{name}.step", step), _add(graph, f"{name}.go", True), *carried]
+        given = [
+            add_weight(graph, f"{name}.step", step),
+            add_weight(graph, f"{name}.go", True),
+            *carried,
+        ]
         names = dict(zip((each.name for each in body.input), given, strict=True))
         nodes, (_, *outputs) = _inlined(body, weights | names, name)
         result += nodes
         carried = outputs[:n_carried]
         scanned.append(outputs[n_carried:])
-    for output, value in zip(node.output, carried, strict=False):
-        if output:
-            result.append(helper.make_node("Identity", [value], [output]))
     axis: list[str] = []
     axes: dict[str, Any] = {"axes": [0]}
-    if opset_of(model) >= _AXES_AS_INPUT:
-        axis, axes = [_add(graph, f"{prefix}_axis", np.zeros(1, "int64"))], {}
+    if opset_of(model) >= AXES_AS_INPUT:
+        axis, axes = [add_weight(graph, f"{prefix}_axis", np.zeros(1, "int64"))], {}
     ends = zip(node.output[n_carried:], zip(*scanned, strict=True), strict=False)
     for place, (output, values) in enumerate(ends):
         rows = [f"{prefix}_row{place}_{step}" for step in range(len(values))]
@@ -236,30 +248,49 @@ def _written_out(
             result.append(helper.make_node("Unsqueeze", [value, *axis], [row], **axes))
         if output:
             result.append(helper.make_node("Concat", rows, [output], axis=0))
-    return result
+    return _handed_on(result, zip(node.output, carried, strict=False))
+
+
+def _handed_on(nodes: list[Any], results: Iterable[tuple[str, str]]) -> list[Any]:
+    """Return nodes whose values have the names of the results that they become.
+
+    Only where it cannot be a list is a value handed on by ``Identity``, which takes none before
+    version 14.
+    """
+    from onnx import helper
+
+    made = {output for node in nodes for output in node.output}
+    names: dict[str, str] = {}
+    ends = []
+    for result, value in results:
+        if result and value in made and value not in names:
+            names[value] = result
+        elif result:
+            ends.append(helper.make_node("Identity", [names.get(value, value)], [result]))
+    _rename_inputs(nodes, names)
+    for node in nodes:
+        node.output[:] = [names.get(each, each) for each in node.output]
+    return nodes + ends
 
 
 def _stays_true(body: Any, model: Any) -> bool:
     """Say whether a body hands its condition on, or sets it to true."""
-    name = _source_of(body.output[0].name, _made(body), ("Identity",))
+    name = _source_of(body.output[0].name, made_by(body), ("Identity",))
     if name == body.input[1].name:
         return True
-    known = _value_of(name, body, model)
+    known = value_of(name, body, model)
     return known is not None and bool(known.all())
 
 
 def _taken_branch(node: Any, prefix: str, graph: Any, model: Any) -> list[Any] | None:
     """Return the nodes of the branch that is taken; None if that is not known."""
-    from onnx import helper
-
-    condition = _value_of(node.input[0], model.graph, model)
+    condition = value_of(node.input[0], model.graph, model)
     if condition is None:
         return None
     kind = "then_branch" if condition.all() else "else_branch"
     body, prefix = _body_of(node, kind), f"{prefix}_{kind}"
     nodes, results = _inlined(body, _added_weights(body, prefix, graph), prefix)
-    ends = zip(node.output, results, strict=True)
-    return nodes + [helper.make_node("Identity", [found], [name]) for name, found in ends]
+    return _handed_on(nodes, zip(node.output, results, strict=True))
 
 
 def _both_branches(
@@ -276,7 +307,7 @@ def _both_branches(
 
     if only is not None and prefix not in only:
         return None
-    shape, condition = _add(graph, f"{prefix}_shape", np.zeros(0, "int64")), f"{prefix}_is"
+    shape, condition = add_weight(graph, f"{prefix}_shape", np.zeros(0, "int64")), f"{prefix}_is"
     nodes = [helper.make_node("Reshape", [node.input[0], shape], [condition])]
     results = []
     for kind in ("then_branch", "else_branch"):
@@ -290,26 +321,9 @@ def _both_branches(
     return nodes
 
 
-def _typed(model: Any) -> Any | None:
-    """Return a model with types of its values, also those of branches; None if ONNX fails."""
-    import onnx
-
-    try:
-        # What does not fit the shapes, as in a branch that is not taken, stays unknown.
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # ONNX's own: for large models
-        return None
-
-
-def _types(graph: Any) -> dict[str, Any]:
-    """Return the types of a graph's values, by their names."""
-    known = (*graph.value_info, *graph.input, *graph.output, *weight_types(graph))
-    return {each.name: each.type for each in known}
-
-
 def _alike(model: Any, pairs: _Pairs) -> set[str]:
     """Return for which prefixes each pair of values is known to have one shape and type."""
-    types = _types(model.graph)
+    types = types_of(model.graph)
 
     def is_alike(pair: tuple[str, str]) -> bool:
         first, second = map(types.get, pair)
@@ -334,8 +348,8 @@ class _Branch:
         """Return the same for a subgraph of one of its nodes."""
         return dataclasses.replace(
             self,
-            types=self.types | _types(inner),
-            made=self.made | _made(inner),
+            types=self.types | types_of(inner),
+            made=self.made | made_by(inner),
             weights=self.weights | {each.name for each in inner.initializer},
         )
 
@@ -343,7 +357,7 @@ class _Branch:
         """Return a node, behind the choice of its operand if any number may be in that."""
         from onnx import helper, numpy_helper
 
-        node = _copy(node)
+        node = copy_of(node)
         for inner in inner_graphs(node):
             within = self.within(inner)
             nodes = [each for one in inner.node for each in within.guarded(one)]
@@ -383,12 +397,12 @@ def _guarded(model: Any, prefixes: Collection[str]) -> Any:
     """Return a typed model whose merged branches do no harm where they are not taken."""
     graph = model.graph
     weights = frozenset(each.name for each in graph.initializer)
-    types, made = _types(graph), _made(graph)
+    types, made = types_of(graph), made_by(graph)
     nodes: list[Any] = []
     for node in graph.node:
         of_branch = _OF_BRANCH.match(next(filter(None, node.output), ""))
         if of_branch is None or of_branch[1] not in prefixes:
-            nodes.append(_copy(node))
+            nodes.append(copy_of(node))
             continue
         condition, is_then = f"{of_branch[1]}_is", of_branch[2] == "then"
         branch = _Branch(condition, is_then, types, made, weights)
@@ -407,7 +421,7 @@ def _added_weights(body: Any, prefix: str, graph: Any) -> dict[str, str]:
     """Add a body's weights to a graph; return their new names."""
     names = {}
     for weight in body.initializer:
-        copy = _copy(weight)
+        copy = copy_of(weight)
         # Unlike the names of what is added beside the body.
         copy.name = names[weight.name] = f"{prefix}.{weight.name}"
         graph.initializer.append(copy)
@@ -419,7 +433,7 @@ def _inlined(body: Any, names: Mapping[str, str], prefix: str) -> tuple[list[Any
     names = dict(names)
     nodes = []
     for node in body.node:
-        copy = _copy(node)
+        copy = copy_of(node)
         copy.name = f"{prefix}_{node.name}" if node.name else ""
         _rename_inputs([copy], names)
         for place, output in enumerate(node.output):
@@ -435,16 +449,11 @@ def _rename_inputs(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
         for place, name in enumerate(node.input):
             node.input[place] = names.get(name, name)
         for inner in inner_graphs(node):
-            own = {each.name for each in (*inner.initializer, *inner.input)} | set(_made(inner))
+            own = {each.name for each in (*inner.initializer, *inner.input)} | set(made_by(inner))
             outer = {name: new for name, new in names.items() if name not in own}
             _rename_inputs(inner.node, outer)
             for output in inner.output:
                 output.name = outer.get(output.name, output.name)
-
-
-def _made(graph: Any) -> dict[str, Any]:
-    """Return the nodes of a graph by their outputs."""
-    return {output: node for node in graph.node for output in node.output}
 
 
 def _source_of(name: str, made: Mapping[str, Any], operators: Sequence[str]) -> str:
@@ -454,53 +463,3 @@ def _source_of(name: str, made: Mapping[str, Any], operators: Sequence[str]) -> 
             break
         name = made[name].input[0]
     return name
-
-
-def _value_of(name: str, graph: Any, model: Any) -> Any | None:
-    """Compute a value that depends on few small constants alone; None for another."""
-    from onnx import TensorProto, helper
-    from onnx.reference import ReferenceEvaluator
-
-    made = _made(graph)
-    weights = {each.name: each for each in graph.initializer}
-    seen: set[str] = set()
-    used: dict[str, Any] = {}
-    wanted = [name]
-    while wanted:
-        value = wanted.pop()
-        if value in weights:
-            used[value] = weights[value]
-        elif value not in made or len(seen) > _MAX_CONDITION:
-            return None
-        elif value not in seen:
-            seen.add(value)
-            wanted += [each for each in made[value].input if each]
-    if any(each.data_location == TensorProto.EXTERNAL for each in used.values()):
-        return None
-    condition = helper.make_graph(
-        [node for node in graph.node if not seen.isdisjoint(node.output)],
-        "condition",
-        [],
-        [helper.make_empty_tensor_value_info(name)],
-        initializer=list(used.values()),
-    )
-    try:
-        found = helper.make_model(condition, opset_imports=model.opset_import)
-        return np.asarray(ReferenceEvaluator(found).run(None, {})[0])
-    except Exception:  # of any kind: an operator that it lacks
-        return None
-
-
-def _add(graph: Any, name: str, value: Any) -> str:
-    """Add a constant to a graph; return its name."""
-    from onnx import numpy_helper
-
-    graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-    return name
-
-
-def _copy(message: Any) -> Any:
-    """Return a copy of a message of ONNX's format."""
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy

@@ -12,6 +12,7 @@ from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.frontend import onnx_control, onnx_graph
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
+from tvm_adaptive.models.frontend.onnx_sequences import with_parts
 from tvm_adaptive.models.frontend.open_extents import InputShape, open_message
 from tvm_adaptive.models.frontend.reader import Array, FileFormat, Inference, Numbers
 from tvm_adaptive.models.frontend.shapes import Shapes, matched
@@ -30,7 +31,7 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
         model = expanded(model)
         if onnx_control.is_controlled(model):
             model = onnx_control.taken(onnx_control.decided(model, numbers or {}))
-        model = onnx_graph.fold(model, folder)
+        model = with_parts(onnx_graph.fold(model, folder))
         if onnx_control.is_controlled(model):
             written = onnx_control.merged(onnx_control.unrolled(model))
             # Some definitions of operators depend on types, which are unknown inside a loop.

@@ -26,6 +26,9 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 logger = logging.getLogger(__name__)
 
 STANDARD_DOMAINS = ("", "ai.onnx")
+# Since this version of the operators, the axes of Squeeze and Unsqueeze, and the sizes of Split,
+# are inputs.
+AXES_AS_INPUT = 13
 _STRINGS = 8  # onnx.TensorProto.STRING
 # Since this version of the format, weights need not be inputs.
 _IR_OF_PLAIN_WEIGHTS = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ _CONTROL = ("If", "Loop", "Scan")
 # Types of attributes: floats, ints and strings.
 _LISTS = (6, 7, 8)
 _INTS = 7
+_REFUSED = re.compile(r"Node (\d+) cannot handle ShapeExpr")
+_OPEN_SHAPE = "it takes a shape that depends on values, which is not supported here"
 # TVM makes numbers up for the further results of these.
 _SINGLE_RESULT = ("Attention",)
 _CONTROL_REASON = (
@@ -128,6 +131,10 @@ class _Conversion:
         try:
             return relax_of_onnx(self._model, guarded)
         except Exception as error:
+            # Outside of converters, TVM names a node by what it is called here.
+            refused = _REFUSED.search(str(error))
+            if refused is not None and refused[1] in self._nodes:
+                self.failed.append((self._nodes[refused[1]], _OPEN_SHAPE))
             if not self.failed:
                 raise
             logger.info("the translation ended: %s", summary_line(error))

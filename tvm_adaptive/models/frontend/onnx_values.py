@@ -1,0 +1,84 @@
+"""What is known of the values of an ONNX graph: types, the nodes that make them, constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvm_adaptive.models.frontend.onnx_graph import weight_types
+
+# Nodes that a constant is computed by; those on shapes of inputs are left to folding.
+_MAX_NODES = 100
+
+
+def with_types(model: Any) -> Any | None:
+    """Return a model with types of its values, also those of branches; None if ONNX fails."""
+    import onnx
+
+    try:
+        # What does not fit the shapes, as in a branch that is not taken, stays unknown.
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception:  # ONNX's own: for large models
+        return None
+
+
+def types_of(graph: Any) -> dict[str, Any]:
+    """Return the types of a graph's values, by their names."""
+    known = (*graph.value_info, *graph.input, *graph.output, *weight_types(graph))
+    return {each.name: each.type for each in known}
+
+
+def made_by(graph: Any) -> dict[str, Any]:
+    """Return the nodes of a graph by their outputs."""
+    return {output: node for node in graph.node for output in node.output}
+
+
+def value_of(name: str, graph: Any, model: Any) -> Any | None:
+    """Compute a value that depends on few small constants alone; None for another."""
+    from onnx import TensorProto, helper
+    from onnx.reference import ReferenceEvaluator
+
+    made = made_by(graph)
+    weights = {each.name: each for each in graph.initializer}
+    seen: set[str] = set()
+    used: dict[str, Any] = {}
+    wanted = [name]
+    while wanted:
+        value = wanted.pop()
+        if value in weights:
+            used[value] = weights[value]
+        elif value not in made or len(seen) > _MAX_NODES:
+            return None
+        elif value not in seen:
+            seen.add(value)
+            wanted += [each for each in made[value].input if each]
+    if any(each.data_location == TensorProto.EXTERNAL for each in used.values()):
+        return None
+    condition = helper.make_graph(
+        [node for node in graph.node if not seen.isdisjoint(node.output)],
+        "condition",
+        [],
+        [helper.make_empty_tensor_value_info(name)],
+        initializer=list(used.values()),
+    )
+    try:
+        found = helper.make_model(condition, opset_imports=model.opset_import)
+        return np.asarray(ReferenceEvaluator(found).run(None, {})[0])
+    except Exception:  # of any kind: an operator that it lacks
+        return None
+
+
+def add_weight(graph: Any, name: str, value: Any) -> str:
+    """Add a constant to a graph; return its name."""
+    from onnx import numpy_helper
+
+    graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    return name
+
+
+def copy_of(message: Any) -> Any:
+    """Return a copy of a message of ONNX's format."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
