@@ -186,6 +186,45 @@ def test_the_results_are_those_of_pytorch(torch, compute, check_import, monkeypa
     check_import(network_of_module(Model().eval(), inputs, {}, name="net", shapes={}, source="net"))
 
 
+def near_zero(torch, x):
+    softplus = torch.nn.functional.softplus
+    small = torch.tensor([-110.0, -40.0, -20.0, -5.0, -1e-8, 0.0, 1e-30, 1e-8, 2e-3, 1.5, 60.0])
+    many = torch.cat([small, torch.arange(-50.0, 51.0) / 50.0]) * x
+    extreme = torch.tensor([torch.inf, -torch.inf, torch.nan, -1.0, 1e38]) * x
+    inverse = torch.log(-torch.expm1(-many.abs() - 1e-8))
+    logarithms = torch.log1p(many.abs()), torch.log1p(extreme), torch.log1p(many.half())
+    powers = torch.expm1(many), torch.expm1(extreme), torch.expm1((3 * many).long())
+    return softplus(many).log(), inverse, *logarithms, *powers
+
+
+def exact_multiples(torch, x):
+    tenths = torch.tensor([1.0, 2.0, -1.0, 0.3, -0.3, 0.0, 7.7, 1e6, -1e6, 123.4]) * x
+    steps = torch.tensor([0.1, -0.1, 0.25, -3.0, 0.1, 0.2, 7.7, 3.0, 0.7, -0.2]) * x
+    floor = {"rounding_mode": "floor"}
+    floors = torch.div(tenths, 0.1, **floor), tenths // -0.1, torch.div(tenths, steps, **floor)
+    floors += tenths // steps, tenths // (0.0 * steps), torch.div(tenths, 0.1)
+    rests = tenths.remainder(0.1), tenths % -0.3, tenths % steps, tenths % torch.inf
+    whole = tenths.long()
+    return *floors, *rests, whole % 0.3, whole // 0.3, whole % 3, whole // -3
+
+
+@pytest.mark.parametrize("compute", [near_zero, exact_multiples])
+def test_nothing_is_lost_to_rounding(torch, compute, monkeypatch):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return compute(torch, x)
+
+    monkeypatch.setattr(torch_import, "_by_onnx", refuse)
+    x, target = torch.ones(1), resolve_target("cpu")
+    network = network_of_module(Model(), (x,), {}, name="net", shapes={}, source="net")
+    found = run_network(compile_network(prepare(network, target), None, target), [x.numpy()])
+    for number, (each, expected) in enumerate(zip(found, Model()(x), strict=True)):
+        rtol = 1e-3 if expected.dtype == torch.float16 else 2e-6
+        # The first two are logarithms of what may be lost.
+        atol = 1e-6 if compute is near_zero and number < 2 else 0.0
+        np.testing.assert_allclose(each, expected, rtol, atol, err_msg=f"output {number}")
+
+
 def test_whole_factors_need_no_other_way(torch, check_import, monkeypatch):
     class Model(torch.nn.Module):
         def forward(self, x):

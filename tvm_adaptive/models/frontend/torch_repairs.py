@@ -136,8 +136,7 @@ def _bounded_on_one_side(graph: Any, node: Any) -> None:
     ((name, value),) = found.items()
     if not isinstance(value, int):
         return
-    bound = graph.call_function(torch.ops.aten.full.default, ([], value), {"dtype": dtype})
-    bound.meta = {"val": torch.full([], value, dtype=dtype)}
+    bound = _number(graph, value, node)
     functions = {"min": torch.ops.aten.maximum.default, "max": torch.ops.aten.minimum.default}
     node.target, node.args, node.kwargs = functions[name], (source, bound), {}
 
@@ -179,6 +178,113 @@ def _compared_in_common_type(graph: Any, node: Any) -> None:
 
     dtype = torch.result_type(*(each.meta["val"] for each in node.args))
     node.args = tuple(_in_type(graph, each, dtype) for each in node.args)
+
+
+def _logarithm_of_one_more(graph: Any, node: Any) -> None:
+    """Divide the rounding of 1 + x out of its logarithm: TVM's is 0 of all small x.
+
+    Kahan's correction (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
+    1.14.1, and its problem 1.5).
+    """
+    import torch
+
+    ops, call = torch.ops.aten, functools.partial(_called, graph)
+    x = _in_type(graph, node.args[0], node.meta["val"].dtype)
+    raised = call(ops.add.Tensor, x, 1.0)
+    found = call(ops.sub.Tensor, raised, 1.0)
+    # Of infinity, the quotient is not a number.
+    one = _number(graph, 1.0, node)
+    factor = call(ops.where.self, call(ops.gt.Scalar, x, 1.0), one, call(ops.div.Tensor, x, found))
+    logarithm = call(ops.mul.Tensor, call(ops.log.default, raised), factor)
+    node.target, node.kwargs = ops.where.self, {}
+    node.args = (call(ops.eq.Scalar, found, 0.0), x, logarithm)
+
+
+def _power_without_one(graph: Any, node: Any) -> None:
+    """Divide the rounding of exp(x) out of exp(x) - 1: TVM's is 0 of all small x.
+
+    Kahan's correction, as for the logarithm.
+    """
+    import torch
+
+    ops, call = torch.ops.aten, functools.partial(_called, graph)
+    x = _in_type(graph, node.args[0], node.meta["val"].dtype)
+    power = call(ops.exp.default, x)
+    found = call(ops.sub.Tensor, power, 1.0)
+    quotient = call(ops.div.Tensor, x, call(ops.log.default, power))
+    corrected = call(ops.mul.Tensor, found, quotient)
+    # Of what is far from 0, nothing is lost, and the logarithm may be infinite.
+    is_far = call(ops.gt.Scalar, call(ops.abs.default, x), 1.0)
+    nearby = call(ops.where.self, call(ops.eq.Scalar, found, 0.0), x, corrected)
+    node.target, node.args, node.kwargs = ops.where.self, (is_far, found, nearby), {}
+
+
+def _exact_remainder(graph: Any, node: Any) -> None:
+    """Take the remainder of the operands: TVM multiplies a rounded quotient."""
+    import torch
+
+    ops, call = torch.ops.aten, functools.partial(_called, graph)
+    if not node.meta["val"].dtype.is_floating_point:
+        return
+    x, y = _in_types_of(graph, node)
+    rest, is_other = _rest(graph, x, y)
+    node.target, node.kwargs = ops.where.self, {}
+    node.args = (is_other, call(ops.add.Tensor, rest, y), rest)
+
+
+def _exact_floor(graph: Any, node: Any) -> None:
+    """Divide what the remainder leaves, as PyTorch does: TVM rounds the quotient first."""
+    import torch
+
+    ops, call = torch.ops.aten, functools.partial(_called, graph)
+    is_floor = "floor" in (_name_of(node)[:5], node.kwargs.get("rounding_mode"))
+    if not is_floor:
+        return
+    x, y = _in_types_of(graph, node)
+    if not node.meta["val"].dtype.is_floating_point:
+        if not hasattr(y, "meta"):  # TVM's number is of 32 bits
+            node.args = (x, _number(graph, y, node))
+        return
+    rest, is_other = _rest(graph, x, y)
+    quotient = call(ops.div.Tensor, call(ops.sub.Tensor, x, rest), y)
+    quotient = call(ops.where.self, is_other, call(ops.sub.Tensor, quotient, 1.0), quotient)
+    # A whole number but for rounding.
+    found = call(ops.add.Tensor, quotient, 0.5)
+    node.target, node.args, node.kwargs = ops.floor.default, (found,), {}
+    if isinstance(y, torch.fx.Node):  # what is divided by zero has no remainder
+        floor, plain = call(ops.floor.default, found), call(ops.div.Tensor, x, y)
+        node.target, node.args = ops.where.self, (call(ops.eq.Scalar, y, 0.0), plain, floor)
+    elif y == 0:
+        node.target, node.args = ops.div.Tensor, (x, y)
+
+
+def _in_types_of(graph: Any, node: Any) -> list[Any]:
+    """Return a node's operands in the type of its result; numbers as they are."""
+    dtype = node.meta["val"].dtype
+    return [_in_type(graph, each, dtype) if hasattr(each, "meta") else each for each in node.args]
+
+
+def _rest(graph: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Return the remainder with the sign of ``x``, and whether ``y`` has another one."""
+    import torch
+
+    ops, call = torch.ops.aten, functools.partial(_called, graph)
+    if not isinstance(y, torch.fx.Node):
+        rest = call(ops.fmod.Scalar, x, y)
+        return rest, call(ops.lt.Scalar if y > 0 else ops.gt.Scalar, rest, 0.0)
+    rest = call(ops.fmod.Tensor, x, y)
+    signs = call(ops.mul.Tensor, call(ops.sign.default, rest), call(ops.sign.default, y))
+    return rest, call(ops.lt.Scalar, signs, 0.0)
+
+
+def _number(graph: Any, value: float, node: Any) -> Any:
+    """Return a number as a tensor without axes, of the type of a node's result."""
+    import torch
+
+    dtype = node.meta["val"].dtype
+    found = graph.call_function(torch.ops.aten.full.default, ([], value), {"dtype": dtype})
+    found.meta = {"val": torch.full([], value, dtype=dtype)}
+    return found
 
 
 def _nearest_by_factor(graph: Any, node: Any) -> None:
@@ -248,6 +354,12 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "cumsum.default": _reduced_in_own_type,
     "cumprod.default": _reduced_in_own_type,
     "linalg_vector_norm.default": _norm_in_single_precision,
+    "log1p.default": _logarithm_of_one_more,
+    "expm1.default": _power_without_one,
+    "div.Tensor_mode": _exact_floor,
+    "floor_divide.default": _exact_floor,
+    "remainder.Scalar": _exact_remainder,
+    "remainder.Tensor": _exact_remainder,
     "prod.default": _reduced_in_own_type,
     "sum.default": _reduced_in_own_type,
     "sum.dim_IntList": _reduced_in_own_type,

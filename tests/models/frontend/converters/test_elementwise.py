@@ -151,3 +151,9 @@ def test_slopes_of_old_files_are_those_of_channels(opset, shape):
     model = model_of([make("PRelu", ["x", "slope"], ["y"])], {"x": x}, {"slope": slope}, opset)
     found = outputs_of(relax_of_graph(Path("net.onnx"), model), {"x": x})
     assert outputs_agree(found, [np.where(x < 0, x * slope.reshape(shape), x)])
+
+
+def test_softplus_of_what_is_far_below_zero(run_graph):
+    x = np.array([-87.0, -40.0, -20.0, -5.0, 0.0, 3.0, 50.0, 1e30, np.inf, -np.inf], "float32")
+    (found,) = run_graph([make("Softplus", ["x"], ["y"])], {"x": x}, {})
+    np.testing.assert_allclose(found, np.logaddexp(0.0, x.astype("float64")), rtol=2e-6)

@@ -89,6 +89,7 @@ OWN: dict[str, OnnxConverter] = {
         elementwise.convert_skip_layer_normalization,
     ),
     "Slice": places.convert_slice,
+    "Softplus": elementwise.convert_softplus,
     "SpaceToDepth": elementwise.refused("mode", b"CRD"),
     "Split": places.convert_split,
     **dict.fromkeys(("QuickGelu", "Swish"), elementwise.convert_swish),

@@ -147,6 +147,23 @@ def convert_swish(node: OnnxNode) -> Expr:
     return relax.op.multiply(x, relax.op.sigmoid(relax.op.multiply(x, alpha)))
 
 
+def convert_softplus(node: OnnxNode) -> Expr:
+    """Convert Softplus: max(x, 0) and the logarithm of 1 + exp(-|x|), exact where that is small.
+
+    TVM rounds the sum first: of x below -17 it returns 0. Kahan's correction (Higham, Accuracy
+    and Stability of Numerical Algorithms, 2002, problem 1.5).
+    """
+    op, emit = relax.op, node.builder.emit
+    (x,) = node.inputs
+    zero, one = (constant(number, dtype_of(x)) for number in (0.0, 1.0))
+    power = emit(op.exp(op.negative(op.abs(x))))
+    raised = emit(op.add(power, one))
+    found = emit(op.subtract(raised, one))
+    logarithm = op.multiply(op.log(raised), op.divide(power, found))
+    logarithm = op.where(op.equal(found, zero), power, logarithm)
+    return op.add(op.maximum(x, zero), logarithm)
+
+
 def convert_one_hot(node: OnnxNode) -> Expr:
     """Convert OneHot; an index out of range makes no element hot."""
     op, emit = relax.op, node.builder.emit
