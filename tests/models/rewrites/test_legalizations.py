@@ -22,6 +22,33 @@ def transposed(shape, kernel, **attributes):
     return prepare(network, resolve_target("cpu"))
 
 
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("axis", [1, None])
+@pytest.mark.parametrize("vector_math", [True, False])
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([[-np.inf] * 5, [-np.inf, 1, 3, 3, 2], [np.inf] * 5], "float32"),
+        np.full((2, 4), -np.inf, "float32"),
+        np.full((2, 4), np.inf, "float32"),
+        np.zeros((2, 4), "uint8"),
+        np.array([[-128] * 3, [127] * 3, [1, 0, 2]], "int8"),
+    ],
+)
+def test_the_place_of_an_extreme_is_within_the_tensor(name, axis, x, vector_math):
+    builder = relax.BlockBuilder()
+    variable = relax.Var("x", relax.TensorType(x.shape, str(x.dtype)))
+    with builder.function("main", [variable]):
+        with builder.dataflow():
+            y = builder.emit_output(getattr(relax.op, name)(variable, axis, keepdims=False))
+        builder.emit_func_output(y)
+    network = Network("net", builder.get(), {}, {"x": x.shape}, {"x": str(x.dtype)})
+    prepared = prepare(network, resolve_target("cpu"), vector_math=vector_math)
+    (found,) = run_network(compile_network(prepared, None, resolve_target("cpu")), [x])
+    assert found.dtype == "int64"
+    np.testing.assert_array_equal(found, getattr(np, name)(x, axis))
+
+
 def expected_transposed(x, kernel, *, strides, padding, dilation, output_padding):
     """Add what each value of the data contributes, for one group."""
     n, *extents, _ = x.shape

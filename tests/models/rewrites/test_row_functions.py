@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -33,17 +35,17 @@ def network_of(shape, layer, dtype="float32"):
     )
 
 
-def compiled(shape, layer, dtype="float32"):
+def compiled(shape, layer, dtype="float32", *, vector_math=None):
     """Return what computes half of a network's output, and the text of its function."""
-    prepared = prepare(network_of(shape, layer, dtype), CPU)
+    prepared = prepare(network_of(shape, layer, dtype), CPU, vector_math=vector_math)
     (name,) = call_counts(prepared.mod)
     executable = compile_network(prepared, None, CPU)
     return lambda x: run_network(executable, [x])[0] / 2, prepared.mod[name].script()
 
 
-def computed(shape, layer, x):
+def computed(shape, layer, x, **options):
     """Return half of what a network computes, and the text of its function."""
-    run, text = compiled(shape, layer, str(x.dtype))
+    run, text = compiled(shape, layer, str(x.dtype), **options)
     return run(x), text
 
 
@@ -148,11 +150,44 @@ def test_normalization_of_each_channel(shape, channels, is_ours):
     assert ('T.sblock("normalization")' in text) is is_ours
 
 
-def test_groups_of_several_channels_are_lowered_as_they_were():
-    ones = relax.const(np.ones(32, "float32"))
-    x = drawn((1, 32, 20))
-    _, text = computed(x.shape, lambda x: relax.op.nn.group_norm(x, ones, ones, 8, 1, [2]), x)
-    assert 'T.sblock("normalization")' not in text
+def group_norm(n_groups):
+    return functools.partial(
+        relax.op.nn.group_norm, num_groups=n_groups, channel_axis=1, axes=[2, 3]
+    )
+
+
+def instance_norm(x, scale, shift):
+    return relax.op.nn.instance_norm(x, scale, shift, 1, [2, 3])
+
+
+@pytest.mark.parametrize("vector_math", [True, False])
+@pytest.mark.parametrize(
+    ("norm", "n_groups"), [(group_norm(8), 8), (group_norm(32), 32), (instance_norm, 32)]
+)
+@pytest.mark.parametrize("level", [1000.0, 255.0])
+def test_the_variance_beside_a_large_mean(norm, n_groups, level, vector_math):
+    """TVM subtracts the squared mean from the mean of squares, which is nothing or negative."""
+    scale, shift = drawn((32,), 1), drawn((32,), 2)
+    x = np.full((2, 32, 40, 30), level, "float32")
+    if level == 1000.0:
+        x += drawn(x.shape)
+    constants = relax.const(scale), relax.const(shift)
+    found, _ = computed(x.shape, lambda x: norm(x, *constants), x, vector_math=vector_math)
+    groups = x.reshape(2, n_groups, -1)
+    expected = normalized(groups, (2,), 1.0, 0.0).reshape(x.shape)
+    expected = expected * scale[:, None, None] + shift[:, None, None]
+    np.testing.assert_allclose(found, expected, atol=1e-2)
+
+
+def test_rounding_of_many_equal_numbers_does_not_add_up():
+    shape, ones = (1, 1000, 1000, WIDTH), np.ones(WIDTH, "float32")
+    constants = relax.const(ones), relax.const(ones)
+    x = np.full(shape, 0.1, "float32")
+    found, text = computed(
+        shape, lambda x: relax.op.nn.group_norm(x, *constants, WIDTH, 3, [1, 2]), x
+    )
+    assert 'T.sblock("normalization")' in text
+    np.testing.assert_allclose(found, 1.0, atol=1e-2)
 
 
 def test_without_vector_mathematics_exponentials_are_those_of_the_c_library():

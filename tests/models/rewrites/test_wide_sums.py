@@ -65,6 +65,12 @@ def test_products(dtype: str | None) -> None:
     assert found == 4096
 
 
+def test_einsum() -> None:
+    x, weight = np.ones((1, 4096), "float16"), np.ones((4096, 1), "float16")
+    found = result_of(lambda x: op.einsum((x, relax.const(weight)), "ij,jk->ik"), x)
+    assert (found.dtype, found) == ("float16", 4096)
+
+
 def test_convolutions() -> None:
     weight = relax.const(np.ones((8, 512, 3, 3), "float16"))
     found = result_of(lambda x: op.nn.conv2d(x, weight), np.ones((1, 512, 5, 5), "float16"))

@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import te, topi
+from tvm_adaptive._tvm import te, tirx, topi
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.network import layouts_of
 from tvm_adaptive.models.rewrites.concatenation import concatenation
 from tvm_adaptive.models.rewrites.grouped import grouped_legalizations
+from tvm_adaptive.models.rewrites.normalization import normalization_legalizations
 from tvm_adaptive.models.rewrites.pooling import pooling_legalizations
 from tvm_adaptive.models.rewrites.row_functions import row_legalizations
 from tvm_adaptive.models.rewrites.whole_tiles import Legalization, whole_tile_legalizations
@@ -34,8 +35,12 @@ def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Le
 
     With ``unit``, of a processor, products and convolutions are lowered to whole tiles,
     concatenations so that vectors lie within their parts, and maxima without padding.
+
+    Everywhere, the place of an extreme is one of the tensor's, and the variance of groups and
+    images is exact.
     """
     own: list[dict[str, Legalization]] = [{"relax.nn.conv2d_transpose": _transposed_convolution}]
+    own.append({f"relax.{name}": functools.partial(_place_of, name) for name in _EXTREMES})
     if unit is not None:
         own += [whole_tile_legalizations(unit), grouped_legalizations(unit)]
         own += [pooling_legalizations(), {"relax.concat": concatenation}]
@@ -43,6 +48,7 @@ def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Le
         own.append(row_legalizations(unit.lanes))
     if vector_math:
         own.append({f"relax.{name}": _for_float32(name, *how) for name, how in _VECTORS.items()})
+    own.append(normalization_legalizations())
     found: dict[str, list[Legalization]] = {}
     for name, legalize in itertools.chain.from_iterable(each.items() for each in own):
         found.setdefault(name, []).append(legalize)
@@ -54,6 +60,20 @@ def _first_of(tries: Sequence[Legalization], builder: Any, call: Any) -> Any:
     lowered = (each(builder, call) for each in tries)
     found = next((each for each in lowered if each is not None), None)
     return call.op.get_attr("FLegalize")(builder, call) if found is None else found
+
+
+def _place_of(name: str, builder: Any, call: Any) -> Any:
+    """Lower ``argmax`` or ``argmin``: of what is all the least number, TVM's place is -1.
+
+    Its search begins at place -1 with the least finite number, which no -inf exceeds.
+    """
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+
+    def compute(x: Any) -> Any:
+        place = _EXTREMES[name](x, axis, bool(call.attrs.keepdims))
+        return topi.maximum(place, tirx.const(0, place.dtype))
+
+    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
 
 
 def _transposed_convolution(builder: Any, call: Any) -> Any | None:
@@ -196,6 +216,7 @@ def _gelu_tanh(x: Any) -> Any:
     return x * (0.5 + 0.5 * topi.fast_tanh(inner))
 
 
+_EXTREMES = {"argmax": topi.argmax, "argmin": topi.argmin}
 # Functions by their operators, with the attributes that they take.
 _VECTORS: dict[str, tuple[Any, ...]] = {
     "exp": (topi.fast_exp,),

@@ -114,33 +114,17 @@ def _group_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
 
 def _channel_normalization(extents: Sequence[int], width: int, epsilon: float) -> PrimFunc:
     """Return a function that normalises the channels of images, which are the last axis."""
-    n_images, *spatial, n_channels = extents
+    blocks = _ChannelBlocks(extents, width)
     data, result = (float_buffer(name, extents) for name in ("data", "normalized"))
-    scale, shift = (float_buffer(name, [n_channels]) for name in ("scale", "shift"))
-    means, squares = (float_buffer(name, [width]) for name in ("means", "squares"))
-    block, n_blocks, n = (
-        tirx.Var("block", "int64"),
-        n_channels // width,
-        float_number(math.prod(spatial)),
+    scale, shift = (float_buffer(name, [extents[-1]]) for name in ("scale", "shift"))
+    means, squares, of_row = (
+        float_buffer(name, [width]) for name in ("means", "squares", "of_row")
     )
+    n = float_number(math.prod(extents[1:-1]))
 
-    def vector(store: Callable[[Any, Any], Any]) -> Any:
-        channel = tirx.floormod(block, n_blocks) * width
-        return loop_of("lane", width, lambda c: store(c, channel + c), ForKind.VECTORIZED)
-
-    def everywhere(store: Callable[[Any, Any, list[Any]], Any]) -> Any:
-        def at(place: Any) -> Any:
-            position = [tirx.floordiv(block, n_blocks), *unravelled(place, spatial)]
-            return vector(lambda lane, channel: store(lane, channel, [*position, channel]))
-
-        return loop_of("place", math.prod(spatial), at)
-
-    def added(lane: Any, _: Any, at: list[Any]) -> Any:
-        return BufferStore(means, means[lane] + _load(data, at), [lane])
-
-    def squared(lane: Any, _: Any, at: list[Any]) -> Any:
+    def squared(lane: Any, at: list[Any]) -> Any:
         distance = _load(data, at) - means[lane]
-        return BufferStore(squares, squares[lane] + distance * distance, [lane])
+        return distance * distance
 
     def normalized(lane: Any, channel: Any, at: list[Any]) -> Any:
         value = (_load(data, at) - means[lane]) * squares[lane] * scale[channel] + shift[channel]
@@ -149,20 +133,63 @@ def _channel_normalization(extents: Sequence[int], width: int, epsilon: float) -
     def inverse(squares: Any) -> Any:
         return float_number(1.0) / tirx.sqrt(squares / n + float_number(epsilon))
 
-    def cleared(buffer: Any) -> Any:
-        return vector(lambda lane, _: BufferStore(buffer, float_number(0.0), [lane]))
-
     body = [
-        *map(cleared, (means, squares)),
-        everywhere(added),
-        vector(lambda lane, _: BufferStore(means, means[lane] / n, [lane])),
-        everywhere(squared),
-        vector(lambda lane, _: BufferStore(squares, inverse(squares[lane]), [lane])),
-        everywhere(normalized),
+        *map(blocks.cleared, (means, squares)),
+        blocks.summed(means, of_row, lambda _, at: _load(data, at)),
+        blocks.vector(lambda lane, _: BufferStore(means, means[lane] / n, [lane])),
+        blocks.summed(squares, of_row, squared),
+        blocks.vector(lambda lane, _: BufferStore(squares, inverse(squares[lane]), [lane])),
+        blocks.everywhere(normalized),
     ]
-    loop = shared_by_threads(block, n_images * n_blocks, math.prod(extents), body)
+    loop = shared_by_threads(blocks.index, blocks.n_blocks, math.prod(extents), body)
     operands = [data, scale, shift]
-    return fixed_function("normalization", operands, result, loop, [means, squares])
+    return fixed_function("normalization", operands, result, loop, [means, squares, of_row])
+
+
+class _ChannelBlocks:
+    """Vectors of an image's channels, and the statements of one of them over all places."""
+
+    def __init__(self, extents: Sequence[int], width: int) -> None:
+        n_images, *self._spatial, n_channels = extents
+        self._width, self._n_of_image = width, n_channels // width
+        self.index, self.n_blocks = tirx.Var("block", "int64"), n_images * self._n_of_image
+
+    def vector(self, store: Callable[[Any, Any], Any]) -> Any:
+        """Return a loop over channels, which have a place in the block and one in the image."""
+        channel = tirx.floormod(self.index, self._n_of_image) * self._width
+        return loop_of("lane", self._width, lambda c: store(c, channel + c), ForKind.VECTORIZED)
+
+    def cleared(self, buffer: Any) -> Any:
+        """Return what sets a block's numbers to zero."""
+        return self.vector(lambda lane, _: BufferStore(buffer, float_number(0.0), [lane]))
+
+    def everywhere(
+        self, store: Callable[[Any, Any, list[Any]], Any], row: Sequence[Any] = ()
+    ) -> Any:
+        """Return a loop over all places, or those of a row."""
+        places = self._spatial[len(row) :]
+
+        def at(place: Any) -> Any:
+            image = tirx.floordiv(self.index, self._n_of_image)
+            position = [image, *row, *unravelled(place, places)]
+            return self.vector(lambda lane, channel: store(lane, channel, [*position, channel]))
+
+        return loop_of("place", math.prod(places), at)
+
+    def summed(self, into: Any, of_row: Any, value: Callable[[Any, list[Any]], Any]) -> Any:
+        """Add rows, each by itself: a million equal numbers lose a hundredth, one by one."""
+
+        def add(to: Any, lane: Any, _: Any, at: list[Any]) -> Any:
+            return BufferStore(to, to[lane] + value(lane, at), [lane])
+
+        def add_row(row: Any) -> Any:
+            added = self.everywhere(functools.partial(add, of_row), [row])
+            end = self.vector(lambda lane, _: BufferStore(into, into[lane] + of_row[lane], [lane]))
+            return SeqStmt([self.cleared(of_row), added, end])
+
+        if len(self._spatial) == 1:
+            return self.everywhere(functools.partial(add, into))
+        return loop_of("row", self._spatial[0], add_row)
 
 
 def _normalization(rows: _Rows, n_scales: int, epsilon: float, scale_of: Columns) -> PrimFunc:

@@ -21,7 +21,7 @@ from tvm_adaptive.models.network import operator_of, with_rewritten_calls
 
 _HALVES = ("float16", "bfloat16")
 _REDUCTIONS = (
-    *("relax.mean", "relax.sum", "relax.prod", "relax.variance", "relax.std"),
+    *("relax.einsum", "relax.mean", "relax.sum", "relax.prod", "relax.variance", "relax.std"),
     *("relax.cumsum", "relax.cumprod"),
     *("relax.nn.avg_pool", "relax.nn.adaptive_avg_pool"),
     *("relax.nn.softmax", "relax.nn.log_softmax"),
@@ -47,12 +47,14 @@ def with_wide_sums(mod: IRModule, *, keeps_operands: bool) -> IRModule:
     names = _REDUCTIONS + _PRODUCTS
     calls = [binding.value for binding in bindings_of(mod["main"])]
     wanted = [call for call in calls if operator_of(call).startswith(names)]
-    if not any(_is_half(each) for call in wanted for each in call.args):
+    if not any(_has_halves(each) for call in wanted for each in call.args):
         return mod
     # What several calls read, as all steps of a recurrent layer do, is converted once.
     known: dict[int, Any] = {}
 
     def widened(builder: Any, value: Any) -> Any:
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([widened(builder, each) for each in value.fields])
         if not _is_half(value):
             return value
         if (key := handle(value)) in known:
@@ -67,7 +69,7 @@ def with_wide_sums(mod: IRModule, *, keeps_operands: bool) -> IRModule:
         return found
 
     def rewrite(builder: Any, call: Any) -> Any:
-        is_wanted = operator_of(call).startswith(names) and any(map(_is_half, call.args))
+        is_wanted = operator_of(call).startswith(names) and any(map(_has_halves, call.args))
         if not is_wanted or str(getattr(call.attrs, "out_dtype", "")) in _HALVES:
             return call
         if keeps_operands and operator_of(call) in _PRODUCTS_OF_HALVES:
@@ -89,6 +91,11 @@ def _product_of_halves(call: Any) -> Any:
     layouts = {name: getattr(attrs, f"{name}_layout") for name in ("data", "kernel", "out")}
     layouts = {f"{name}_layout": layout for name, layout in layouts.items()}
     return function(*call.args, **numbers, **layouts, groups=attrs.groups, out_dtype="float32")
+
+
+def _has_halves(value: Any) -> bool:
+    """Say whether an operand is of half precision, or a tuple with one that is."""
+    return any(map(_is_half, value.fields if isinstance(value, relax.Tuple) else [value]))
 
 
 def _is_half(value: Any) -> bool:
