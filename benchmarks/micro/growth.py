@@ -293,7 +293,7 @@ class Growth:
                 task.dispatched[0],
                 target=self.target,
                 space_generator="post-order-apply",
-                search_strategy=AdaptiveSearch(journal=self.journal),
+                search_strategy=AdaptiveSearch(journal=self.journal, prefetch=True),
                 task_name=f"task{number}",
                 rand_state=1,
                 num_threads=2,

@@ -39,7 +39,9 @@ def make(make_task: Any) -> Any:
     def make(n_columns: int = 256, **options: Any) -> Any:
         journal, trial_log = Rounds(), TrialLog()
         model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
-        strategy = AdaptiveSearch(n_samples=12, journal=journal, trial_log=trial_log, **options)
+        strategy = AdaptiveSearch(
+            n_samples=12, journal=journal, trial_log=trial_log, **{"prefetch": True, **options}
+        )
         task = make_task(strategy, model, mod=product(n_columns), batch=8)
         task.journal, task.trial_log = journal, trial_log
         return task

@@ -15,6 +15,7 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.errors import MACHINE_FAILURE, InvalidOptionError
+from tvm_adaptive.search_strategy import evolution_proposer
 from tvm_adaptive.search_strategy.knobs import Point
 from tvm_adaptive.search_strategy.schedules import knobs_of
 from tvm_adaptive.search_strategy.strategy import MAX_EMPTY_ROUNDS
@@ -333,6 +334,40 @@ def test_a_space_that_no_point_of_satisfies_ends_after_a_few_draws(make_task, mo
     )
     assert task.proposer._sample(None) is None
     assert 0 < len(draws) <= task.proposer.options.max_fail_count
+
+
+def test_sampling_never_doubles_without_end(make_task, monkeypatch):
+    strategy = AdaptiveSearch(**SMALL, max_fail_count=12)
+    task = make_task(strategy, RFEICostModel(n_trees=8, seed=1, n_jobs=1))
+    candidates, sizes = task.proposer.candidates, []
+    monkeypatch.setattr(candidates.space, "draw", lambda _rng: None)
+    monkeypatch.setattr(candidates.space, "allows", lambda _point: True)
+    monkeypatch.setattr(candidates.space, "all_points", lambda _most: [])
+    monkeypatch.setattr(
+        candidates, "add", lambda points: sizes.append(len(points)) or [None] * len(points)
+    )
+    assert task.proposer._sample(None) is None
+    assert len([each for each in sizes if each]) == 12
+    assert max(sizes) == sizes[4] == 16 * sizes[0]
+
+
+@pytest.mark.parametrize("one_in", [100, 200])
+def test_where_few_draws_are_valid_a_task_goes_on(make_task, monkeypatch, one_in):
+    """As of convolutions on GPUs, whose first rounds are cheap."""
+    draw, rng = evolution_proposer.sample_population, np.random.default_rng(3)
+
+    def native(inner, n):
+        found, n_fruitless = 0, 0
+        while found < SMALL["init_min_unmeasured"] and n_fruitless < 5:
+            valid = int(rng.binomial(n, 1 / one_in))
+            found, n_fruitless = found + valid, n_fruitless + (not valid)
+        return draw(inner, found)[:found] if found else []
+
+    monkeypatch.setattr(evolution_proposer, "sample_population", native)
+    strategy = AdaptiveSearch(**{**SMALL, "population_size": 256}, proposer="evolution")
+    task = make_task(strategy, ConstantModel())
+    for _ in range(4):
+        assert task.round()
 
 
 @pytest.mark.slow

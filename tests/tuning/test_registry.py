@@ -41,6 +41,15 @@ def test_the_call_that_tune_tasks_makes_is_understood():
     assert isinstance(ms.Runner.create("adaptive", max_workers=2), tvm_adaptive.AdaptiveRunner)
 
 
+def test_parts_that_are_made_by_name_search_alike():
+    def drawn(**options):
+        return ms.CostModel.create("rfei", **options)._inst._rng.integers(2**31)
+
+    assert drawn() == drawn()
+    assert drawn() != drawn(seed=7)
+    assert isinstance(ms.TaskScheduler.create("dynatune")._inst.seed, int)
+
+
 def test_stock_names_still_make_stock_parts():
     assert isinstance(
         ms.SearchStrategy.create("evolutionary"), ms.search_strategy.EvolutionarySearch

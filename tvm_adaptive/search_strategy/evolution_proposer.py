@@ -72,14 +72,25 @@ class EvolutionProposer(Proposer):
         parents = [schedule for _, schedule in self._elites[: self._n_elites]]
         n_samples = self.options.population_size - len(parents)
         n_samples = n_samples if n is None else min(n, n_samples)
-        randoms = sample_population(self._inner, n_samples)
-        if len(randoms) < min(self.options.init_min_unmeasured, n_samples):
+        randoms = self._sampled(n_samples)
+        if not randoms:
             return None
         self._population = parents + randoms
         self._n_population = len(self._population)
         fresh = list(distinct(randoms, self.excluded))
         self._fresh = [fresh[i] for i in self.rng.permutation(len(fresh))]
         return self._fresh
+
+    def _sampled(self, n: int) -> list[Schedule]:
+        """Return about ``n`` valid schedules; fewer where few draws are, as on GPUs."""
+        found = sample_population(self._inner, n)
+        # The native sampling ends after a few draws of ``n`` without any: of cheap rounds too
+        # early, as one draw of hundreds may be valid.
+        for _ in range(self.options.max_fail_count):
+            if len(found) >= min(self.options.init_min_unmeasured, n):
+                break
+            found += sample_population(self._inner, self.options.population_size)
+        return found
 
     def _posterior(self, n_plans: int) -> Prediction | None:
         candidates = [candidate_of(plan) for plan in self._fresh[:n_plans]]

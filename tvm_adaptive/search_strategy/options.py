@@ -63,9 +63,11 @@ class SearchOptions:
     n_analytical : int, default 8
         Candidates of ``"surrogate"`` that a task's first batch is chosen from, beside seeds:
         those that a model of the processor prefers. 0 begins with random ones. For CPUs.
-    prefetch : bool, default True
+    prefetch : bool, default False
         Whether ``"surrogate"`` also tries the fastest candidate with its weights prefetched,
-        where they are large. See :mod:`tvm_adaptive.models.prefetch`. For CPUs.
+        where they are large. See :mod:`tvm_adaptive.models.prefetch`. For CPUs, and for code
+        that the builder ``"persistent"`` and :func:`~tvm_adaptive.tune` compile: others do not
+        see the difference.
     n_plans : int, default 20
         Random plans that the posterior's standard deviation is averaged over.
     diversity : {"none", "knobs", "medoids"}, default "medoids"
@@ -91,7 +93,7 @@ class SearchOptions:
     epsilon: float | None = None
     n_initial: int = 16
     n_analytical: int = 8
-    prefetch: bool = True
+    prefetch: bool = False
     n_plans: int = N_PLANS
     diversity: str = "medoids"
 

@@ -54,6 +54,8 @@ MIN_TO_TELL = 16
 SEEDS_PER_ROUND = 8
 # One of so many of a task's first candidates is a seed, if there is one.
 _SEEDS_AMONG_FIRST = 4
+# Of the draws of a round of sampling. All are made before the first is tried.
+_MOST_DOUBLINGS = 4
 # Forms that prefetch weights are tried again of a program that is this much faster: they take 0.9
 # of its time, hardly ever less.
 _PREFETCHED_AGAIN = 0.95
@@ -192,7 +194,7 @@ class SurrogateProposer(Proposer):
         while 2 * n_valid < wanted and n_fruitless < self.options.max_fail_count:
             # Twice as many after each round without any: on GPUs, one of hundreds may be valid.
             points: list[Point] = []
-            for _ in range(wanted << n_fruitless):
+            for _ in range(wanted << min(n_fruitless, _MOST_DOUBLINGS)):
                 point = candidates.space.draw(self.rng)
                 if not candidates.space.allows(point):
                     break  # thousands of tries have found none

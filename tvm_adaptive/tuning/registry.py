@@ -43,6 +43,11 @@ class Part:
     constructors: dict[str, Constructor]  # called with the keywords that ``create`` got
 
 
+# Of parts that are made by name: the seed that MetaSchedule's functions take reaches searches
+# alone, and equal calls are to search alike, as with stock's parts.
+_SEED = 0
+
+
 def _forest(
     kind: Constructor,
     *,
@@ -54,6 +59,7 @@ def _forest(
     del tree_method
     if num_tuning_cores is not None:
         options.setdefault("n_jobs", num_tuning_cores)
+    options.setdefault("seed", _SEED)
     return kind(**options)
 
 
@@ -64,6 +70,7 @@ def _runner(kind: Constructor, *, max_workers: int | None = None, **options: Any
 
 
 def _scheduler(policy: str, *, preset: str | None = None, **options: Any) -> Any:
+    options.setdefault("seed", _SEED)
     # A preset says which DynaTune is meant; the baselines have none.
     return AdaptiveScheduler(preset or "default" if policy == "dynatune" else policy, **options)
 
