@@ -137,7 +137,6 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._pool = pool
-        self.overlap = overlap
         self._trial_log = trial_log
         self._race = race
         self._journal: JournalWriter = journal or NullJournal()

@@ -91,6 +91,22 @@ def interruptible(
             os.close(reads)
 
 
+@contextlib.contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """Set this program's handlers again after code that sets its own, as Ray does.
+
+    Also where Python knows of no change: a library in C replaces them without its knowledge.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in _numbers()}
+    try:
+        yield
+    finally:
+        _restore(handlers)
+
+
 def raise_when_signalled() -> None:
     """Let SIGTERM and a closed terminal raise KeyboardInterrupt, as Ctrl-C does.
 

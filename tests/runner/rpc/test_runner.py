@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
 
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
 from tvm_adaptive.values.trial import Timing
@@ -89,6 +89,12 @@ def test_queueing_for_a_device_does_not_count(make_runner):
     runner = make_runner(measure=hang_or_measure, timeout_sec=5.5, max_workers=3)
     outcomes = results(runner, [RunnerInput("slow", "cpu", [])] * 3)
     assert [outcome.error_msg for outcome in outcomes] == [None] * 3
+
+
+def test_no_result_is_waited_for_beyond_the_runs_time(make_runner):
+    runner = make_runner(measure=hang_or_measure, time_left=lambda: 0.0)
+    (outcome,) = results(runner, [RunnerInput("slow", "cpu", [])])
+    assert is_out_of_time(outcome.error_msg)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from concurrent.futures import Future
@@ -146,6 +147,29 @@ def test_an_ipv6_address_has_brackets(ray, monkeypatch):
     RayLanes("[fd00::5]:6379")
     assert asked == [("fd00::5", 6379)]
     assert ray.joined == ["[fd00::5]:6379"]
+
+
+def test_the_handlers_of_an_end_stay_this_programs(ray, monkeypatch):
+    """Ray sets one that raises wherever the main thread is, and at its end the system's."""
+
+    def replace(*_arguments, **_options):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+
+    ray.is_up = False
+    monkeypatch.setattr(ray, "init", replace)
+    monkeypatch.setattr(ray, "shutdown", replace)
+    own = {
+        number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        present = [signal.getsignal(number) for number in own]
+        lanes = RayLanes("auto")
+        assert [signal.getsignal(number) for number in own] == present
+        lanes.close()
+        assert [signal.getsignal(number) for number in own] == present
+    finally:
+        for number, handler in own.items():
+            signal.signal(number, handler)
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch):

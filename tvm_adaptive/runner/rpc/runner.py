@@ -8,7 +8,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,12 @@ from tvm_adaptive.errors import (
 )
 from tvm_adaptive.measure_callback.journal import JournalWriter
 from tvm_adaptive.runner.evaluator import RACED
-from tvm_adaptive.runner.local import Candidate, CandidateJob, QueueingRunner
+from tvm_adaptive.runner.local import (
+    Candidate,
+    CandidateJob,
+    MeasurementFuture,
+    QueueingRunner,
+)
 from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
 from tvm_adaptive.runner.rpc import lease
 from tvm_adaptive.runner.rpc.device_pool import BoardRules, DevicePool
@@ -92,8 +97,8 @@ class AdaptiveRPCRunner(QueueingRunner):
         Speeds of devices by their addresses, relative to the first one, as earlier attempts
         at a run measured them: times are given for the same device then. Default None.
     time_left : callable or None
-        Returns the seconds left for measuring; no result in the background is waited for
-        longer. Default None: no limit.
+        Returns the seconds left for measuring; no result is waited for longer. Default
+        None: no limit.
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate, with the ``board`` that measured it,
         ``"board"`` events when a device fails, is quarantined or is calibrated, and one
@@ -156,7 +161,9 @@ class AdaptiveRPCRunner(QueueingRunner):
         self._scratch = ScratchFolder("rpc")
         self._n_sessions = 0  # workers that connect to a device or hold one
         pool = WorkerPool(1, server=server, modules=_WORKER_MODULES, replace_after_error=True)
-        super().__init__(pool, overlap=overlap, trial_log=trial_log, race=race, journal=journal)
+        self.overlap = overlap
+        # In a thread in any case: the caller waits for a device as long as time is left.
+        super().__init__(pool, overlap=True, trial_log=trial_log, race=race, journal=journal)
         self._set_present(devices_of(self.rpc_config))
 
     @property
@@ -175,6 +182,13 @@ class AdaptiveRPCRunner(QueueingRunner):
             self._write("boards", boards=self._devices.as_fields())
         super().close()
         self._scratch.remove()
+
+    def _queue(self, candidates: Sequence[Candidate]) -> list[MeasurementFuture]:
+        futures = super()._queue(candidates)
+        if not self.overlap:
+            for each in futures:
+                each.result()
+        return futures
 
     def _plan(self) -> Plan:
         """Lease a device and measure what is queued."""

@@ -15,6 +15,7 @@ from tvm_adaptive.errors import (
     WorkerTaskError,
     summary_line,
 )
+from tvm_adaptive.tuning.interrupts import keeping_handlers
 from tvm_adaptive.tuning.lanes.fill import fill
 from tvm_adaptive.tuning.lanes.request import REQUEST_TIMEOUT_SEC, Answer, SearchRequest
 from tvm_adaptive.workers.dispatcher import Dispatcher, Job
@@ -96,7 +97,8 @@ class RayLanes:
         if self._is_ours:
             _check_address(address)
             try:
-                ray.init(address=address, log_to_driver=False, include_dashboard=False)
+                with keeping_handlers():
+                    ray.init(address=address, log_to_driver=False, include_dashboard=False)
             except Exception as error:
                 raise _no_cluster(address, error) from error
         # A lane runs on one node; one that no node has room for would wait for ever.
@@ -144,7 +146,8 @@ class RayLanes:
             with contextlib.suppress(Exception):  # Ray's own; the program may have left the cluster
                 self._ray.cancel(task, force=True)
         if self._is_ours:
-            self._ray.shutdown()
+            with keeping_handlers():
+                self._ray.shutdown()
 
     def _cpus_of_nodes(self) -> list[int]:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
