@@ -53,13 +53,25 @@ def test_records_go_out_come_in_and_are_pruned(
     assert reported[2].endswith("2 trials deleted")
 
 
+def test_a_store_in_a_file_is_added_to_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    team, server = tmp_path / "team.db", tmp_path / "server.db"
+    fill(team)
+    for text in ("3 records added, 0 left out", "0 records added, 3 left out"):
+        assert main(["db", "--store", str(server), "import", str(team)]) == 0
+        assert text in capsys.readouterr().out
+    assert main(["db", "--store", str(team), "import", str(team)]) == 2
+    assert "is the store itself" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["--store", "nowhere.db", "stats"], "no record store nowhere.db"),
         (["stats"], "no record store"),
         (["--store", "none", "stats"], "names no store"),
-        (["import", "nowhere"], "no folder nowhere"),
+        (["import", "nowhere"], "no folder or record store nowhere"),
         (["import", "."], "holds no database"),
         (["--store", "mysql://host/name", "stats"], "sqlite or postgresql"),
     ],

@@ -42,8 +42,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     export = actions.add_parser("export", help="write a JSON database of MetaSchedule")
     export.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     export.add_argument("--best", type=parse_count, metavar="N", help="at most N of each task")
-    read = actions.add_parser("import", help="add a run's records, or a JSON database")
-    read.add_argument("folder", type=Path, metavar="DIR")
+    read = actions.add_parser("import", help="add a run's records, a JSON database or a store")
+    read.add_argument("source", type=Path, metavar="PATH", help="a directory, or a store's file")
     prune = actions.add_parser("prune", help="delete all but the fastest trials of each task")
     prune.add_argument("--keep", type=parse_count, default=64, metavar="N", help="default: 64")
 
@@ -74,7 +74,7 @@ def _export(options: argparse.Namespace) -> str:
 
 
 def _import(options: argparse.Namespace) -> str:
-    name, n_added, n_skipped = maintenance.import_records(options.store, options.folder)
+    name, n_added, n_skipped = maintenance.import_records(options.store, options.source)
     return f"{name}: {n_added} records added, {n_skipped} left out (known or not readable)"
 
 

@@ -48,6 +48,8 @@ def user_store() -> Path:
 
 def resolve_url(name: str) -> str:
     """Return the path or URL of a store's name, which may be in an environment variable."""
+    if not name:  # SQLite would keep it in memory
+        raise StoreError("A record store has an empty name; write a path, a URL or none.")
     if name == USER_STORE:
         return str(user_store())
     if not name.startswith(FROM_ENVIRONMENT):

@@ -53,24 +53,37 @@ def export_records(store: str, folder: Path, best: int | None = None) -> int:
         return export_json(opened, folder, best)
 
 
-def import_records(store: str, folder: Path) -> tuple[str, int, int]:
-    """Add the records of a run's folder or a JSON database; count added and left out."""
-    if not folder.is_dir():  # or a mistyped one would leave a new, empty store
-        raise InvalidOptionError(f"There is no folder {folder}.")
-    own = folder / RUN_STORE
+def import_records(store: str, source: Path) -> tuple[str, int, int]:
+    """Add the records of a run's or JSON database's folder, or of a store in a file.
+
+    Returns the store's name, and how many were added and left out.
+    """
+    if not source.exists():  # or a mistyped one would leave a new, empty store
+        raise InvalidOptionError(f"There is no folder or record store {source}.")
     with _open(store) as opened:
         path = Path(opened.url.database or "").resolve()
-        environment = _environment_of(folder)
-        if not own.is_file() or own.resolve() == path:
-            n_added, n_skipped = import_json(opened, folder, environment)
-        else:
-            with RecordStore(own) as other:
-                n_added, n_skipped = _import_store(opened, other)
-            if (folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file():
-                # The run's store held nearly all of it: the number left out says nothing.
-                n_added += import_json(opened, folder, environment)[0]
-        _import_verdicts(opened, folder, environment)
-        return opened.name, n_added, n_skipped
+        if source.is_dir():
+            return opened.name, *_import_folder(opened, path, source)
+        if source.resolve() == path:
+            raise InvalidOptionError(f"{source} is the store itself; name another one.")
+        with RecordStore(source) as other:
+            return opened.name, *_import_store(opened, other)
+
+
+def _import_folder(opened: RecordStore, path: Path, folder: Path) -> tuple[int, int]:
+    """Add what a folder holds to a store at a path; count added and left out."""
+    own = folder / RUN_STORE
+    environment = _environment_of(folder)
+    if not own.is_file() or own.resolve() == path:
+        n_added, n_skipped = import_json(opened, folder, environment)
+    else:
+        with RecordStore(own) as other:
+            n_added, n_skipped = _import_store(opened, other)
+        if (folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file():
+            # The run's store held nearly all of it: the number left out says nothing.
+            n_added += import_json(opened, folder, environment)[0]
+    _import_verdicts(opened, folder, environment)
+    return n_added, n_skipped
 
 
 def _import_verdicts(store: RecordStore, folder: Path, environment: Environment) -> None:
