@@ -38,6 +38,14 @@ def test_without_a_limit_only_an_interrupt_stops():
     assert budget.should_stop()
 
 
+def test_without_a_limit_an_endless_playoff_takes_nothing_from_the_search():
+    budget = Budget(None, Clock())
+    budget.plan_reserve(FinishConfig(max_task_sec=math.inf), 1, EndCosts(1.0, 1.0))
+    task = TaskProgress("task", 1.0, n_trials=4, best_sec=1e-3)
+    budget.update_reserve(RunProgress([task]), (), 16)
+    assert budget.search_left_sec == math.inf
+
+
 def test_the_reserve_and_one_more_round_are_kept_back():
     clock = Clock()
     budget = Budget(100.0, clock)

@@ -39,6 +39,8 @@ def test_values_of_another_type_are_refused(options, text):
 def test_devices_are_a_text():
     with pytest.raises(InvalidOptionError, match=r"devices must be str but got \(0, 1\)"):
         MeasureConfig(devices=(0, 1))
+    with pytest.raises(InvalidOptionError, match="name one twice"):
+        MeasureConfig(devices="0,1,0")
 
 
 def test_numbers_of_numpy_are_written_as_numbers():

@@ -20,7 +20,7 @@ from tvm_adaptive.tuning.config import (
     SchedulerConfig,
     SearchConfig,
 )
-from tvm_adaptive.tuning.parts import Parts, make_parts
+from tvm_adaptive.tuning.parts import Parts, check_parts, make_parts
 from tvm_adaptive.tuning.target import n_cores_of
 from tvm_adaptive.values.trial_log import TrialLog
 
@@ -32,6 +32,30 @@ def test_stocks_builder_has_time_to_import_what_it_imports(make_session: Any) ->
         # Three times the half minute that two quiet cores need.
         assert parts.builder.timeout_sec >= 7.0 + 90.0
         assert parts.builder.max_workers == n_cores_of(session.target)
+
+
+def test_stocks_runner_has_a_candidates_seconds(make_session: Any) -> None:
+    measure = MeasureConfig(timeout_sec=90.0)
+    session = make_session(DEFAULT.replace(runner="local", measure=measure))
+    with contextlib.closing(make_parts(session)) as parts:
+        assert parts.runner.timeout_sec >= 90.0
+
+
+@pytest.mark.parametrize(("builder", "prefetch"), [("persistent", True), ("local", False)])
+def test_only_our_builder_gets_variants_that_it_compiles(
+    make_session: Any, builder: str, prefetch: bool
+) -> None:
+    session = make_session(DEFAULT.replace(builder=builder))
+    with contextlib.closing(make_parts(session)) as parts:
+        assert python_side(parts.strategy).inner.options.prefetch == prefetch
+
+
+def test_a_model_that_needs_pytorch_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(InvalidOptionError, match="pip install"):
+        check_parts(DEFAULT.replace(cost_model="mlp"))
 
 
 def test_stocks_runner_measures_on_the_farm_that_is_named(make_session: Any) -> None:
@@ -121,6 +145,8 @@ def test_only_a_search_on_decisions_shares_records(
         ({"model": ModelConfig(std="none")}, "std"),
         ({"measure": MeasureConfig(rule="guess")}, "rule"),
         ({"measure": MeasureConfig(devices="1"), "runner": "local"}, "runner adaptive"),
+        ({"measure": MeasureConfig(tracker="farm:9190")}, "tracker is of the runners"),
+        ({"measure": MeasureConfig(tracker_key="b"), "runner": "local"}, "tracker_key is of"),
         ({"scheduler": SchedulerConfig(foresee_share=2.0)}, "foresee_share"),
     ],
 )

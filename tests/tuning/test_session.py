@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,14 @@ from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning import session as session_file
-from tvm_adaptive.tuning.session import LEAST_FREE_BYTES, Session, check_disk_space
+from tvm_adaptive.tuning.config import DEFAULT, MeasureConfig
+from tvm_adaptive.tuning.session import (
+    LEAST_FREE_BYTES,
+    RunOptions,
+    Session,
+    check_disk_space,
+    checked_target,
+)
 
 
 class FailingJournal(MemoryJournal):
@@ -70,6 +80,39 @@ def test_what_the_machine_cannot_do_ends_a_run_that_can_be_resumed(
     assert session.budget.interrupted
     messages = [event["message"] for event in journal.of("error")]
     assert messages == ([problem] if cause == "machine" else [])
+
+
+def test_a_disk_that_lets_nothing_run_is_refused(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_session().work_dir
+    flags = SimpleNamespace(f_flag=os.ST_NOEXEC, f_bavail=1 << 20, f_blocks=1 << 20, f_bfree=0)
+    flags.f_frsize = 4096
+    monkeypatch.setattr(os, "statvfs", lambda _folder: flags)
+    with pytest.raises(InvalidOptionError, match="mounted noexec"):
+        check_disk_space(folder)
+    check_disk_space(folder, runs_here=False)  # a farm's devices run them
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["A", None], "has no cuda:1"),
+        (["A", "B"], "cuda:0 is A, cuda:1 is B"),
+        (["A", "A"], None),
+    ],
+)
+def test_gpus_are_there_and_of_one_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str | None], text: str | None
+) -> None:
+    monkeypatch.setattr(session_file, "gpu_name", lambda _kind, index: names[index])
+    target = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024}
+    config = DEFAULT.replace(measure=MeasureConfig(devices="0,1"))
+    options = RunOptions(
+        what="gmm", work_dir=tmp_path / "run", target=target, trials=1, config=config
+    )
+    with nullcontext() if text is None else pytest.raises(InvalidOptionError, match=text):
+        checked_target(options)
 
 
 def test_with_room_for_it_a_run_goes_on(make_session: Any, set_free_bytes: Any) -> None:

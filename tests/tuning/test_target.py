@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +12,12 @@ from tvm_adaptive._tvm import Target, device
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning import target as targets
 from tvm_adaptive.tuning.config import MeasureConfig
-from tvm_adaptive.tuning.target import describe_target, resolve_target, rpc_config_of
+from tvm_adaptive.tuning.target import (
+    check_runs_here,
+    describe_target,
+    resolve_target,
+    rpc_config_of,
+)
 from tvm_adaptive.workers.cores import usable_physical_cores
 
 
@@ -104,6 +111,35 @@ def test_cpu_without_cores_is_refused_on_one_line(spec):
 def test_what_cannot_be_used_says_how_to_write_it(spec, text):
     with pytest.raises(InvalidOptionError, match=text):
         resolve_target(spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "text"),
+    [
+        ({"mcpu": "znver4"}, {"avx", "avx2", "fma"}, r"uses avx512bw, avx512dq.* lacks or hides"),
+        ({"mcpu": "znver3"}, {"avx", "avx2"}, r"uses fma, which"),
+        # Others are hidden on many machines where code runs that may use them.
+        ({"mcpu": "znver3"}, {"avx", "avx2", "fma"}, None),
+        ({"mtriple": "aarch64-linux-gnu"}, set(), r"is for aarch64, but this machine is x86_64"),
+        ({"mcpu": "znver4"}, None, None),
+    ],
+)
+def test_what_this_processor_cannot_run_is_refused(monkeypatch, changes, flags, text):
+    monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(targets, "processor_flags", lambda: flags)
+    triple = {"mtriple": "x86_64-pc-linux-gnu"}
+    target = resolve_target({"kind": "llvm", "num-cores": 2, **triple, **changes})
+    with nullcontext() if text is None else pytest.raises(InvalidOptionError, match=text):
+        check_runs_here(target)
+
+
+def test_this_machine_runs_what_is_made_for_it():
+    check_runs_here(resolve_target("cpu"))
+
+
+def test_a_farms_session_ends():
+    with pytest.raises(InvalidOptionError, match="timeout_sec must be finite"):
+        rpc_config_of(MeasureConfig(timeout_sec=math.inf))
 
 
 def test_cuda_without_a_gpu_says_what_was_looked_for():

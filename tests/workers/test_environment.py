@@ -49,10 +49,10 @@ def test_a_farm_is_identified_by_its_key() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_gpu_name", lambda kind, index: "")
+    monkeypatch.setattr(environment, "gpu_name", lambda kind, index: "")
     gpu = Target({"kind": "cuda", "arch": "sm_90"})
     assert not Environment.current(gpu).is_known
-    monkeypatch.setattr(environment, "_gpu_name", lambda kind, index: f"{kind} device {index}")
+    monkeypatch.setattr(environment, "gpu_name", lambda kind, index: f"{kind} device {index}")
     assert Environment.current(gpu).device == "cuda device 0"
     assert Environment.current(gpu, device_index=1).device == "cuda device 1"
 

@@ -133,7 +133,8 @@ class Budget:
     @property
     def spare_sec(self) -> float:
         """Seconds left without the reserve; negative when the reserve is being spent."""
-        return self.left_sec - self.reserve_sec
+        # Without a limit, the reserve may be infinite, too.
+        return math.inf if self.seconds is None else self.left_sec - self.reserve_sec
 
     @property
     def search_left_sec(self) -> float:

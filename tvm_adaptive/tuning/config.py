@@ -65,8 +65,9 @@ class SearchConfig:
         Address of a Ray cluster that searches and builds instead: ``"host:port"``,
         ``"auto"``, or ``"local"`` for one on this machine.
     seeds : bool, default True
-        Whether a task's first trials are the best of the tasks of its family, fitted to
-        its own extents. See :mod:`tvm_adaptive.search_strategy.transfer`.
+        Whether a quarter of a task's first batch (without analytical candidates, up to
+        half of it) are the best of the tasks of its family, fitted to its own extents.
+        See :mod:`tvm_adaptive.search_strategy.transfer`.
     n_analytical : int, default 8
         Candidates that a model of the processor prefers, which the rest of these trials are
         taken from; 0 takes random ones. See :mod:`tvm_adaptive.search_strategy.analytical`.
@@ -180,6 +181,11 @@ class MeasureConfig:
         if not re.fullmatch(r"\d+(,\d+)*", self.devices):
             raise InvalidOptionError(
                 f"devices must be numbers with commas between, as in 0,1, but got {self.devices!r}."
+            )
+        if len(set(self.device_indices)) < len(self.device_indices):
+            raise InvalidOptionError(
+                f"devices {self.devices!r} name one twice: two kernels would share it while they "
+                "are timed."
             )
         if self.tracker is not None and not re.fullmatch(r".+:\d+", self.tracker):
             raise InvalidOptionError(

@@ -237,7 +237,7 @@ def _opened(
     device_index = config.measure.device_indices[0]
     resolved = resolve_target(target, is_here=farm is None, device_index=device_index)
     check_compiler(farm)
-    check_disk_space(out_dir)
+    check_disk_space(out_dir, runs_here=farm is None)
     with (
         owned(out_dir) as owner,
         open_services(out_dir / APPLY_FILE, observer, server) as services,

@@ -27,6 +27,8 @@ from tvm_adaptive.runner.measure import give_threads_cores
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.workers.containers import available_memory, cpu_limit, memory_limit
 from tvm_adaptive.workers.cores import describe_quota, thread_env, usable_physical_cores
+from tvm_adaptive.workers.environment import compiler_problem
+from tvm_adaptive.workers.file_system import forbids_programs
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -87,11 +89,10 @@ def check_versions() -> CheckResult:
 
 def check_compiler() -> CheckResult:
     """Check for the programs that link kernels and compiled networks."""
-    compiler = get_cc()  # as TVM looks for it: CXX, CC, PATH
-    if compiler is None or shutil.which(compiler) is None:
-        text = "no C compiler" if compiler is None else f"no {compiler}, which CXX or CC names"
+    if text := compiler_problem():
         fix = "Install one: apt install gcc, or conda install gxx_linux-64. CXX may name another."
         return CheckResult("compiler", "problem", text, fix)
+    compiler = get_cc()
     if shutil.which("ld") is None:
         text = f"{compiler}, but no ld on PATH: linking takes 26 ms a candidate instead of 3"
         return CheckResult("compiler", "warning", text, "Install binutils.")
@@ -185,6 +186,9 @@ def check_work_dir(work_dir: Path) -> CheckResult:
     except OSError as error:
         fix = "Choose another with --work-dir, or change its owner."
         return CheckResult("work directory", "problem", f"{place}: {error.strerror}", fix)
+    if forbids_programs(place):
+        fix = "Choose another with --work-dir: a run loads the libraries that it writes."
+        return CheckResult("work directory", "problem", f"{place} is mounted noexec", fix)
     text = f"{place}, {free_gb:.0f} GB free"
     if free_gb < _LEAST_DISK_GB:
         fix = "Make room, or choose another disk with --work-dir."

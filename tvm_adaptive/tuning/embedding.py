@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -120,10 +121,17 @@ def compile_model(
     check_pool()
     target = resolve_target("cpu")
     folder, keep = _folder(work_dir)
+    bounded = functools.partial(RunOptions, budget_sec=budget_sec, trials=trials, seed=seed)
+    make_options = functools.partial(
+        bounded, work_dir=folder / "run", config=config, observer=observer
+    )
+    searches = budget_sec is not None or trials is not None
+    if searches:
+        make_options(what=_NAME)  # raises before the model is read
     with worker_server() as server:
         network = network_of(model, inputs, input_shapes, params, server)
         least_share, key = 0.0, ""
-        if budget_sec is not None or trials is not None:
+        if searches:
             key, was_tuned = _key_of(network, target, config), False
             if key:
                 with open_store(config.store) as store:
@@ -140,15 +148,7 @@ def compile_model(
         if applied is not None:
             library, comparison, shortfall = applied
         else:
-            options = RunOptions(
-                what=network.name,
-                work_dir=folder / "run",
-                budget_sec=budget_sec,
-                trials=trials,
-                seed=seed,
-                config=config,
-                observer=observer,
-            )
+            options = make_options(what=network.name)
             report, library = _tuned_library(network, options, key, server)
             comparison, shortfall = report.comparison, report.shortfall
     _check_agreement(network, comparison, shortfall)

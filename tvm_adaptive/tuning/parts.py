@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import shutil
 from collections.abc import Callable
@@ -85,6 +86,16 @@ def check_parts(config: TuneConfig) -> None:
     if config.runner != "adaptive" and config.measure.devices != MeasureConfig.devices:
         raise InvalidOptionError(
             f"devices are those of runner adaptive, not of {config.runner}: leave them out."
+        )
+    for name in ("tracker", "tracker_key"):
+        if config.runner not in FARM_RUNNERS and getattr(config.measure, name) is not None:
+            raise InvalidOptionError(
+                f"{name} is of the runners {' and '.join(FARM_RUNNERS)}, not of {config.runner}, "
+                "which measures on this machine: leave it out, or name one of these."
+            )
+    if config.cost_model == "mlp" and importlib.util.find_spec("torch") is None:
+        raise InvalidOptionError(
+            'The cost model mlp needs PyTorch: pip install "tvm-adaptive[torch]".'
         )
     _check_lanes(config)
 
@@ -210,7 +221,9 @@ def _search_options(config: TuneConfig) -> dict[str, Any]:
     # MetaSchedule's own, and the run's.
     for name in ("n_trials_per_round", "seeds", "lanes", "ray", "reduction_sketches"):
         del options[name]
-    return {**options, "prefetch": config.finish.prefetch}
+    # Only our builder compiles it.
+    prefetch = config.finish.prefetch and config.builder == "persistent"
+    return {**options, "prefetch": prefetch}
 
 
 def _runner(session: Session, trial_log: TrialLog) -> Any:
@@ -234,7 +247,11 @@ def _runner(session: Session, trial_log: TrialLog) -> Any:
     elif name == "adaptive-rpc":
         ours["rpc_config"] = rpc_config_of(measure)
         ours["earlier_speeds"] = session.history.board_speeds
-    stock = {"rpc_config": rpc_config_of(measure)} if name == "rpc" else {}
+    stock: dict[str, Any] = {}
+    if name == "rpc":
+        stock["rpc_config"] = rpc_config_of(measure)
+    elif name == "local":
+        stock["timeout_sec"] = measure.timeout_sec + STOCK_START_SEC
     return _made("runner", name, ours, stock)
 
 

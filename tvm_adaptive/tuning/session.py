@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tvm_adaptive._tvm import RPCConfig, Target, get_cc, is_gpu
+from tvm_adaptive._tvm import RPCConfig, Target, is_gpu
 from tvm_adaptive.database.store import RecordStore, open_store, redacted_name
 from tvm_adaptive.errors import (
     InvalidOptionError,
@@ -38,6 +38,7 @@ from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.stakes import VISIBLE_SHARE
 from tvm_adaptive.tuning.target import (
     TargetLike,
+    check_runs_here,
     environment_of,
     farm_of,
     n_threads_of,
@@ -47,7 +48,8 @@ from tvm_adaptive.tuning.target import (
 )
 from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
-from tvm_adaptive.workers.environment import Environment
+from tvm_adaptive.workers.environment import Environment, compiler_problem, gpu_name
+from tvm_adaptive.workers.file_system import forbids_programs
 from tvm_adaptive.workers.fork_server import ForkServer
 
 # A batch's libraries are some megabytes, its records some kilobytes; other programs write, too.
@@ -256,21 +258,53 @@ class Session(RunContext):
 
 
 def _check_devices(config: TuneConfig, target: Target) -> None:
-    """Raise InvalidOptionError for kernels that would be timed beside each other."""
-    if not is_gpu(target) and len(config.measure.device_indices) > 1:
+    """Raise InvalidOptionError for devices that are missing, or whose times cannot be compared."""
+    indices = config.measure.device_indices
+    if len(indices) == 1:
+        return
+    if not is_gpu(target):
         raise InvalidOptionError(
             f"devices {config.measure.devices!r}: a CPU is one device, whose cores two kernels "
             "would share while they are timed. Leave devices out."
+        )
+    kind = str(target.kind.name)
+    names = {index: gpu_name(kind, index) for index in indices}
+    missing = [f"{kind}:{index}" for index, name in names.items() if name is None]
+    if missing:
+        raise InvalidOptionError(
+            f"devices {config.measure.devices!r}: this machine has no {', '.join(missing)}. They "
+            "are counted from 0, among those that CUDA_VISIBLE_DEVICES leaves."
+        )
+    if len(set(names.values())) > 1:
+        found = ", ".join(f"{kind}:{index} is {name}" for index, name in names.items())
+        raise InvalidOptionError(
+            f"devices {config.measure.devices!r}: their times cannot be compared ({found}). Name "
+            "devices of one kind."
         )
 
 
 def check_compiler(farm: RPCConfig | None) -> None:
     """Raise InvalidOptionError if nothing here links libraries; a farm's devices do it there."""
-    if farm is None and get_cc() is None:
+    if farm is None and (problem := compiler_problem()):
         raise InvalidOptionError(
-            "No C compiler was found by CXX, CC or PATH; it links what TVM compiles. Install one: "
-            "apt install gcc. Then tvm-adaptive doctor checks the rest."
+            f"There is {problem}, to link what TVM compiles. Install one: apt install gcc; CXX may "
+            "name another. Then tvm-adaptive doctor checks the rest."
         )
+
+
+def checked_target(options: RunOptions) -> tuple[Target, RPCConfig | None]:
+    """Return target and farm; raise InvalidOptionError if this machine cannot tune for them."""
+    config, work_dir = options.config, Path(options.work_dir)
+    farm = farm_of(config)
+    target = resolve_target(
+        options.target, is_here=farm is None, device_index=config.measure.device_indices[0]
+    )
+    if farm is None:
+        check_runs_here(target)
+        _check_devices(config, target)
+    check_compiler(farm)
+    check_disk_space(work_dir, runs_here=farm is None)
+    return target, farm
 
 
 @contextlib.contextmanager
@@ -285,13 +319,7 @@ def open_session(
 ) -> Iterator[Session]:
     """Own the directory, open store and journal, catch interrupts while inside."""
     config, work_dir = options.config, Path(options.work_dir)
-    farm = farm_of(config)
-    target = resolve_target(
-        options.target, is_here=farm is None, device_index=config.measure.device_indices[0]
-    )
-    _check_devices(config, target)
-    check_compiler(farm)
-    check_disk_space(work_dir)
+    target, farm = checked_target(options)
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(work_dir))
         environment = environment_of(target, config)
@@ -378,9 +406,14 @@ def interrupts_of(context: RunContext, owner: Ownership) -> contextlib.AbstractC
     )
 
 
-def check_disk_space(work_dir: Path) -> None:
-    """Raise InvalidOptionError if a run cannot begin for lack of disk space."""
+def check_disk_space(work_dir: Path, *, runs_here: bool = True) -> None:
+    """Raise InvalidOptionError if a disk has no room for a run, or lets no library run."""
     folder = next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
+    if runs_here and forbids_programs(folder):
+        raise InvalidOptionError(
+            f"Libraries in {folder} cannot be run, as its disk is mounted noexec. Choose another "
+            "place."
+        )
     if problem := _disk_space_problem(folder):
         raise InvalidOptionError(f"There is no room for a run: {problem}. Choose another place.")
 

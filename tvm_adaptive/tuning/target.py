@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from tvm_adaptive._tvm import RPCConfig, Target, device, llvm_get_system_cpu
+from tvm_adaptive._tvm.runtime_files import architecture_of, cpu_features_of
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
+from tvm_adaptive.values.cpu_features import CPU_FEATURES
 from tvm_adaptive.workers.cores import usable_physical_cores
-from tvm_adaptive.workers.environment import Environment
+from tvm_adaptive.workers.environment import Environment, processor_flags
 
 TargetLike: TypeAlias = Target | str | Mapping[str, Any] | None
 
@@ -20,6 +23,12 @@ FARM_RUNNERS = ("adaptive-rpc", "rpc")
 
 # What says for which processors LLVM compiles.
 _PROCESSOR_KEYS = {"mcpu", "mattr", "mtriple"}
+
+# Instruction sets, by LLVM's names, that compilers use for any loop. Others may be hidden, by a
+# virtual machine, where code runs that may use them.
+_VECTORS = frozenset({"avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "sve"})
+# By the names of other systems.
+_ARCHITECTURES = {"arm64": "aarch64", "AMD64": "x86_64"}
 
 _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
 
@@ -50,6 +59,27 @@ def resolve_target(spec: TargetLike, *, is_here: bool = True, device_index: int 
             f"({usable_physical_cores()} cores)."
         )
     return target
+
+
+def check_runs_here(target: Target) -> None:
+    """Raise InvalidOptionError for code that this machine's processor cannot run."""
+    if target.kind.name != "llvm":
+        return
+    fix = 'write target="cpu" for this machine, or measure on devices that have it (--tracker).'
+    architecture, here = architecture_of(target), platform.machine()
+    if _ARCHITECTURES.get(here, here) != architecture:
+        raise InvalidOptionError(
+            f"The target is for {architecture}, but this machine is {here}: {fix}"
+        )
+    flags, known = processor_flags(), CPU_FEATURES.get(architecture, {})
+    if flags is None:
+        return
+    wanted = _VECTORS & known.keys() & cpu_features_of(target)
+    if missing := sorted(name for name in wanted if known[name].flag not in flags):
+        raise InvalidOptionError(
+            f"The target ({describe_target(target)}) uses {', '.join(missing)}, which this "
+            f"machine's processor lacks or hides: {fix}"
+        )
 
 
 def describe_target(target: Target) -> str:
@@ -109,6 +139,8 @@ def environment_of(target: Target, config: TuneConfig) -> Environment:
 
 def rpc_config_of(measure: MeasureConfig) -> RPCConfig:
     """Return a tracker's address; TVM takes what is None from the environment."""
+    if math.isinf(measure.timeout_sec):
+        raise InvalidOptionError("timeout_sec must be finite: a device is leased for as long.")
     host, _, port = (measure.tracker or "").rpartition(":")
     return RPCConfig(
         tracker_host=host.strip("[]") or None,  # of an IPv6 address

@@ -60,6 +60,7 @@ from tvm_adaptive.tuning.session import (
     CommonOptions,
     RunOptions,
     Session,
+    checked_target,
     open_session,
     worker_server,
 )
@@ -102,8 +103,8 @@ def tune(
         (``"package.module:factory"``), a name in :data:`~tvm_adaptive.models.BUILTIN`,
         such as ``"resnet18"``, or ``"te:C2D"`` and its like.
     work_dir : str or Path
-        The run writes only there. A database in it is continued; candidates that it has
-        are not measured again.
+        The run writes there, to ``config.store`` and to the system's temporary directory. A
+        database in it is continued; candidates that it has are not measured again.
     target : Target, str, mapping or None, default None
         ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU, or the
         first that ``config.measure.devices`` names. Devices behind a tracker need one.
@@ -146,8 +147,8 @@ def tune(
     Raises
     ------
     InvalidOptionError
-        For a name, file, target or option that cannot be used, before anything is written;
-        or when TVM cannot compile the model.
+        For a name, file, target or option that cannot be used, in most cases before
+        anything is written; or when TVM cannot compile the model.
     StoreError
         When a store other than the user's own cannot be opened.
     JournalError
@@ -297,6 +298,9 @@ def run_loaded(
     budget = Budget(options.budget_sec, spent_sec=options.spent_sec)
     check_parts(options.config)
     check_installed(peer_names(options.config.peers))
+    # Before a model is read, which may take minutes.
+    _, farm = checked_target(options)
+    check_farm(farm)
     with ExitStack() as stack:
         server = server or stack.enter_context(worker_server())
         if options.config.cost_model.startswith("rfei"):
@@ -310,7 +314,6 @@ def run_loaded(
                 options, budget=budget, model=source, owner=owner, server=server, history=history
             )
         )
-        check_farm(session.farm)
         tasks, check = tasks_and_check(session, model)
         what = model.name if isinstance(model, Network) else options.what
         session.observer.note(
@@ -426,7 +429,7 @@ def _search(
         session.observer.note("no search: no schedule can change a function of this network")
         return progress
     _write_tasks(session, tasks, contexts, forms)
-    n_left = (session.options.trials or _UNLIMITED) - history.n_trials
+    n_left = min(session.options.trials or _UNLIMITED, _UNLIMITED) - history.n_trials
     if n_left <= 0:
         session.observer.note(f"no search: all {session.options.trials} trials are done")
         return progress

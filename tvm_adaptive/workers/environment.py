@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ def device_name(target: Target, index: int = 0) -> str:
         # Kernels with more threads than cores take longer.
         lacking = f", {n_usable} usable" if n_usable < n_cores else ""
         return f"{processor_name()}, {n_cores} cores{lacking}"
-    return _gpu_name(kind, index)
+    return gpu_name(kind, index) or ""
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
@@ -101,12 +102,23 @@ def processor_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
     return None
 
 
-def _gpu_name(kind: str, index: int) -> str:
-    """Return the name of a device by its number; empty where the driver gives none."""
+def compiler_problem() -> str:
+    """Return why nothing here links what TVM compiles; "" if something does."""
+    from tvm_adaptive._tvm import get_cc
+
+    compiler = get_cc()  # as TVM looks for it: CXX, CC, PATH
+    if compiler is None:
+        return "no C compiler"
+    # TVM starts it as it is written, as one program without arguments.
+    return "" if shutil.which(compiler) else f"no {compiler}, which CXX or CC names"
+
+
+def gpu_name(kind: str, index: int) -> str | None:
+    """Return a device's name, empty where the driver gives none; None without the device."""
     from tvm_adaptive._tvm import device
 
     try:
         gpu = device(kind, index)
-        return str(gpu.device_name) if gpu.exist else ""
+        return str(gpu.device_name or "") if gpu.exist else None
     except Exception:  # TVM may raise anything: no such devices, or a driver fails
-        return ""
+        return None

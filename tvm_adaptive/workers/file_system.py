@@ -19,6 +19,14 @@ _NETWORK_FILE_SYSTEMS = frozenset({
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs"})
 
 
+def forbids_programs(folder: Path) -> bool:
+    """Say whether the disk of a folder is mounted so that no code on it can be run."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+    except OSError:  # it does not answer
+        return False
+
+
 def text_of(path: Path, errors: str = "surrogateescape") -> str:
     """Return the text of a file of the system; "" if it cannot be read."""
     try:
