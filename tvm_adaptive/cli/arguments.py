@@ -72,7 +72,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--inputs",
         metavar="FILE",
         help="arrays by the names of the inputs, written by numpy.savez: they fix the shapes, "
-        "and every check and timing uses them",
+        "and checks and timings of the whole network use them",
     )
     parser.add_argument(
         "--target",
@@ -93,7 +93,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--forms",
         action=argparse.BooleanOptionalAction,
-        help="let convolutions compete in forms with fewer operations (default: on CPUs)",
+        help="let convolutions compete in forms with fewer operations (default: with channels "
+        "last on CPUs, under the default task scheduler)",
     )
 
 

@@ -225,7 +225,7 @@ def _add_parts(tune: argparse.ArgumentParser) -> None:
     """Add the options of the model, the configuration and the directories."""
     add_model_options(tune)
     tune.add_argument("--work-dir", metavar="DIR", help="where everything is written")
-    tune.add_argument("--seed", type=int, metavar="N", help="makes the search repeatable")
+    tune.add_argument("--seed", type=int, metavar="N", help="of random choices; times still differ")
     tune.add_argument("--preset", metavar="NAME", help="default or paper")
     tune.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
     tune.add_argument(

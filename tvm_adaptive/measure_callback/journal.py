@@ -1,9 +1,10 @@
 """The journal: one append-only JSON-lines file per run.
 
 Each line is one event: ``{"event": ..., "time_sec": ..., **fields}``, where ``time_sec``
-counts seconds from the start. The first line is the header (``event == "journal"``) with
-the format version. Each line is one unbuffered ``write``, so that a killed run loses at
-most its last line; :func:`read_journal` forgives exactly that torn line.
+counts seconds since this process opened it. The first line is the header
+(``event == "journal"``) with the format version. Each line is one unbuffered ``write``, so
+that a killed run loses at most its last line; :func:`read_journal` forgives exactly that torn
+line.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class Network:
     original : Original or None
         The network in the framework that it was imported from, where that can run it.
     sample : tuple of ndarray, or None
-        The user's own inputs, in the order of ``main``; every check and timing uses them.
+        The user's own inputs, in the order of ``main``; checks and timings of the
+        whole network use them.
     """
 
     name: str
