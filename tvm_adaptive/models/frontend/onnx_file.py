@@ -35,7 +35,7 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
         if onnx_control.is_controlled(model):
             written = onnx_control.merged(onnx_control.unrolled(model))
             # Some definitions of operators depend on types, which are unknown inside a loop.
-            model = expanded(onnx_graph.fold(written, folder))
+            model = with_parts(expanded(onnx_graph.fold(written, folder)))
     return relax_of_graph(path, model)
 
 
