@@ -171,8 +171,7 @@ def test_a_farm_that_is_not_there_ends_a_run_before_it_begins(
     )
     with pytest.raises(InvalidOptionError, match=r"gives no device.*query_rpc_tracker"):
         tune("te:GMM", work_dir=tmp_path, target="cpu", trials=8, config=config)
-    kinds = {event["event"] for event in read_journal(tmp_path / "journal.jsonl")}
-    assert "stage" not in kinds
+    assert not list(tmp_path.iterdir())
 
 
 def where() -> bool:

@@ -240,7 +240,9 @@ def test_a_device_is_given_back_after_a_candidate_that_fails(farm: Farm, monkeyp
     note = functools.partial(note_release, str(farm.folder))
     monkeypatch.setattr(rpc.lease, "release", note)
     farm.set(farm_1=1.0)
-    (result,) = farm.measure(farm.runner(measure=fail_always), 1)
+    runner = farm.runner(measure=fail_always)
+    (result,) = farm.measure(runner, 1)
+    runner.close()  # which waits for the session to end
     assert "a bad kernel" in str(result.error_msg)
     assert not is_machine_failure(result.error_msg)
     assert (farm.folder / "released").read_text() == "farm:1\n"
