@@ -39,6 +39,7 @@ from tvm_adaptive._tvm import (
     Workload,
     copy_record,
     memory_database,
+    relax,
     workload_key,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
@@ -475,11 +476,24 @@ def checked_in_form(check: NetworkCheck, form: str) -> list[str | None]:
     return [each.problem for each in check.check_functions(database, mods)]
 
 
+def two_groups(builder: Any, y: Any, x: Any) -> Any:
+    """Add a convolution of more channels, whose results are computed alike."""
+    rng = np.random.default_rng(1)
+    kernel, bias = (
+        relax.const(rng.standard_normal(shape).astype("float32"))
+        for shape in ((16, 32, 3, 3), (1, 16, 1, 1))
+    )
+    wide = builder.emit(relax.op.concat([builder.emit(relax.op.nn.relu(y)), x], 1))
+    z = builder.emit(relax.op.nn.conv2d(wide, kernel, padding=1))
+    return relax.op.nn.relu(builder.emit(relax.op.add(z, bias)))
+
+
 @contextlib.contextmanager
-def check_of_forms(folder: Path) -> Iterator[NetworkCheck]:
+def check_of_forms(folder: Path, build: Any = relu) -> Iterator[NetworkCheck]:
     with session_in(folder, Budget()) as session:
-        prepared = prepare(network_of(relu), session.target, prepack=True, forms=True)
-        with NetworkCheck(session, network_of(relu), prepared) as check:
+        network = network_of(build)
+        prepared = prepare(network, session.target, prepack=True, forms=True)
+        with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
             yield check
 
@@ -511,6 +525,20 @@ def test_steps_of_another_form_are_compared_with_the_direct_convolution(
     # Which step it is, play-offs find out.
     assert all(problems) == any(problems) == (step != "none")
     assert not list(tmp_path.glob("*.so"))
+
+
+@pytest.mark.parametrize("step", ["none", "output"])
+def test_equal_steps_of_two_groups_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A library has one function for both."""
+    with_faults(monkeypatch, lambda name: step in name)
+    with check_of_forms(tmp_path, two_groups) as check:
+        problems = checked_in_form(check, "winograd-4x4")
+        n_outputs = sum("output" in name for name in check.covered.tuned)
+    assert (len(problems), n_outputs) == (6, 1)
+    assert None not in problems
+    assert all(problems) == any(problems) == (step != "none")
 
 
 def test_what_takes_the_place_of_other_forms_is_checked_itself(

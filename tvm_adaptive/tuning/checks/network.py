@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class NetworkCheck(LibraryCheck):
         self._unchecked = context.work_dir / f".unchecked{self._suffix}"
         self._compiled: frozenset[str] = frozenset()  # the records in it
         # The functions that take the place of one in the tuned library, by its name.
-        self._steps: dict[str, tuple[str, str, str]] = {}
+        self._steps: dict[str, tuple[str, ...]] = {}
         # Kept until there is a tuned one: a run always ends with a library.
         self._untuned = context.work_dir / f".untuned{self._suffix}"
 
@@ -459,11 +459,30 @@ class NetworkCheck(LibraryCheck):
             self._report_uncompiled(self._path, error, f"; {self._what_is_left()}")
             return False
         self.failure = ""
-        if self._prepared.alternatives is not None:
-            self._steps = self._prepared.alternatives.steps(forms)
         self._set_coverage(coverage)
+        if self._prepared.alternatives is not None:
+            self._steps = self._steps_in_library(forms)
         context.journal.write("coverage", **dataclasses.asdict(coverage))
         return True
+
+    def _steps_in_library(self, forms: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """Return the steps in the place of functions, by the names that the library has.
+
+        Of equal steps of several groups it has one, which all of them call.
+        """
+        alternatives = self._prepared.alternatives
+        assert alternatives is not None
+        library = self.covered.tuned.keys() | self.covered.fallback.keys()
+        equal = {
+            name: next((each for each in names if each in library), name)
+            for names in self._names.values()
+            for name in names
+        }
+        found = alternatives.steps(forms)
+        return {
+            name: tuple(each if each in library else equal[each] for each in those)
+            for name, those in found.items()
+        }
 
     def _set_coverage(self, coverage: Coverage) -> None:
         self.coverage = coverage.summary()
