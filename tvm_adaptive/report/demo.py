@@ -1,4 +1,4 @@
-"""A recorded run: ResNet-18 with a budget of 60 seconds on two cores."""
+"""A recorded run: ResNet-18 with a budget of four minutes on two cores."""
 
 from __future__ import annotations
 
