@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from tvm_adaptive._tvm import Target, device
+from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning import target as targets
 from tvm_adaptive.tuning.config import MeasureConfig
@@ -18,6 +19,7 @@ from tvm_adaptive.tuning.target import (
     resolve_target,
     rpc_config_of,
 )
+from tvm_adaptive.values.cpu_features import CPU_FEATURES
 from tvm_adaptive.workers.cores import usable_physical_cores
 
 
@@ -135,6 +137,21 @@ def test_what_this_processor_cannot_run_is_refused(monkeypatch, changes, flags, 
 
 def test_this_machine_runs_what_is_made_for_it():
     check_runs_here(resolve_target("cpu"))
+
+
+def test_what_a_virtual_machine_hides_is_not_used(monkeypatch):
+    monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(targets, "llvm_get_system_cpu", lambda: "znver4")
+    all_flags = {each.flag for each in CPU_FEATURES["x86_64"].values()}
+    monkeypatch.setattr(targets, "processor_flags", lambda: all_flags)
+    assert vector_unit_of(resolve_target("cpu")).lanes == 16
+    hidden = {flag for flag in all_flags if not flag.startswith("avx512")}
+    monkeypatch.setattr(targets, "processor_flags", lambda: hidden)
+    found = resolve_target("cpu")
+    assert vector_unit_of(found).lanes == 8
+    check_runs_here(found)
+    with pytest.raises(InvalidOptionError, match="lacks or hides"):
+        check_runs_here(resolve_target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2}))
 
 
 def test_a_farms_session_ends():

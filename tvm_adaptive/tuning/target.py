@@ -71,15 +71,20 @@ def check_runs_here(target: Target) -> None:
         raise InvalidOptionError(
             f"The target is for {architecture}, but this machine is {here}: {fix}"
         )
-    flags, known = processor_flags(), CPU_FEATURES.get(architecture, {})
-    if flags is None:
-        return
-    wanted = _VECTORS & known.keys() & cpu_features_of(target)
-    if missing := sorted(name for name in wanted if known[name].flag not in flags):
+    if missing := _missing_vectors(target):
         raise InvalidOptionError(
             f"The target ({describe_target(target)}) uses {', '.join(missing)}, which this "
             f"machine's processor lacks or hides: {fix}"
         )
+
+
+def _missing_vectors(target: Target) -> list[str]:
+    """Return what code for a target uses and this machine's processor lacks or hides."""
+    flags, known = processor_flags(), CPU_FEATURES.get(architecture_of(target), {})
+    if flags is None:
+        return []
+    wanted = _VECTORS & known.keys() & cpu_features_of(target)
+    return sorted(name for name in wanted if known[name].flag not in flags)
 
 
 def describe_target(target: Target) -> str:
@@ -175,6 +180,9 @@ def _parse(spec: Any, *, is_here: bool) -> Target:
     is_llvm = isinstance(config, dict) and config.get("kind") == "llvm"
     if is_here and is_llvm and not _PROCESSOR_KEYS & {*config}:
         config["mcpu"] = str(llvm_get_system_cpu())
+        # LLVM knows a processor by its model; a virtual machine may hide what that has.
+        if hidden := _missing_vectors(Target(config)):
+            config["mattr"] = [f"-{name}" for name in hidden]
     try:
         return Target(config)
     except (ValueError, TypeError, RuntimeError) as error:
