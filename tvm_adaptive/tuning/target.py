@@ -181,7 +181,7 @@ def _parse(spec: Any, *, is_here: bool) -> Target:
     if is_here and is_llvm and not _PROCESSOR_KEYS & {*config}:
         config["mcpu"] = str(llvm_get_system_cpu())
         # LLVM knows a processor by its model; a virtual machine may hide what that has.
-        if hidden := _missing_vectors(Target(config)):
+        if hidden := _missing_vectors(Target({"kind": "llvm", "mcpu": config["mcpu"]})):
             config["mattr"] = [f"-{name}" for name in hidden]
     try:
         return Target(config)

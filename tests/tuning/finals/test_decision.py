@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -542,6 +543,22 @@ def test_where_the_check_fails_every_task_plays(
     assert (final, played) == ([1e-3, 2e-3], ["0", "1"])
 
 
+def test_without_time_no_further_records_are_read(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, check, read = session_with_check(make_session), Check(None, None), []
+    found = check.check_functions
+
+    def late(*arguments: Any) -> list[FunctionCheck]:
+        session.budget.spent_sec += 1e3
+        return found(*arguments)
+
+    monkeypatch.setattr(check, "check_functions", late)
+    monkeypatch.setattr(Finalists, "complete", lambda self: read.append(self.name) or self)
+    _, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], [1e-3, 3e-3]])
+    assert (final, played, read) == ([], [], [])
+
+
 def test_where_the_check_fails_a_draft_plays_too(
     make_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -645,6 +662,18 @@ def test_a_task_without_trials_runs_with_a_draft_that_was_checked(
     found = [(each.n_trials, each.in_network, each.is_drafted, each.best_sec) for each in outcomes]
     assert found == [(4, True, False, 2e-3), (0, True, True, 0.5e-3)]
     assert written.count(("drafted", {"n_tasks": 1, "n_without": 0})) == 1
+
+
+def test_of_equal_functions_what_was_compiled_is_said_to_be_checked(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two groups of convolutions have: the network calls one function for both."""
+    monkeypatch.setattr(sys.modules[__name__], "mods_of", lambda n: [te_workload("GMM")] * n)
+    session, check = session_with_check(make_session), Check("", "")
+    outcomes, final, played = decided(session, monkeypatch, check, [[], [1e-3]])
+    assert (set(final), played, check.databases) == ({1e-3}, [], [[1e-3]])
+    assert [(each.in_network, each.is_drafted) for each in outcomes] == [(True, False)] * 2
+    assert list(said_in(session.work_dir).values()) == [""]
 
 
 def test_a_draft_that_is_wrong_or_has_no_time_leaves_its_task_untuned(

@@ -20,10 +20,12 @@ from tvm_adaptive._tvm import (
     TuningRecord,
     copy_record,
     memory_database,
+    workload_key,
 )
 from tvm_adaptive.errors import MachineError
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.runner.playoff.finalist import NOT_CHECKED, Finalist, as_recorded
+from tvm_adaptive.runner.playoff.modules import mean_sec
 from tvm_adaptive.runner.playoff.playoff import (
     FinalistReport,
     copy_winners,
@@ -234,8 +236,12 @@ def _check_others(
         lost = [dataclasses.replace(winner, disqualified=problem)]
         reports[index] = dataclasses.replace(reports[index], finalists=(*others, *lost))
         recorder.add(reports[index])
+    # All records of many tasks take seconds to read, which there may not be.
+    has_time = session.budget.spare_sec > 0
     failed = {
-        index: finalists[index].complete().without(reports[index].finalists)
+        index: (finalists[index].complete() if has_time else finalists[index]).without(
+            reports[index].finalists
+        )
         for index in (*left, *problems)
         if reports[index].winner is None
     }
@@ -256,20 +262,26 @@ def _check_together(
 ) -> tuple[dict[int, FinalistReport], dict[int, str]]:
     """Check the best records of tasks within the network, beside the winners of others.
 
-    Also return what is wrong with winners.
+    Of equal functions a network has one, of which the best record of all is checked. Also return
+    what is wrong with winners.
     """
     database = memory_database()
-    for _, winner in winners.values():
+    compiled: dict[str, TuningRecord] = {}
+    for mod, winner in sorted(winners.values(), key=lambda each: each[1].final_sec()):
         copy_record(winner.record, database, [winner.final_sec()])
-    for mine in finalists.values():
+        compiled.setdefault(workload_key(mod), winner.record)
+    is_of_winner = set(compiled)
+    for mine in sorted(finalists.values(), key=lambda each: mean_sec(each.records[0])):
+        compiled.setdefault(workload_key(mine.mod), mine.records[0])
+    for key in compiled.keys() - is_of_winner:
         # A database gives out no record without times; a draft is the only one of its task.
-        copy_record(mine.records[0], database, None if mine.records[0].run_secs else [1.0])
+        copy_record(compiled[key], database, None if compiled[key].run_secs else [1.0])
     mods = [mine.mod for mine in finalists.values()] + [mod for mod, _ in winners.values()]
     verdicts = dict(zip((*finalists, *winners), check.check_functions(database, mods), strict=True))
     found = {}
     for index, mine in finalists.items():
         verdict = verdicts[index]
-        finalist = as_recorded(mine.records[0], NOT_CHECKED)
+        finalist = as_recorded(compiled[workload_key(mine.mod)], NOT_CHECKED)
         finalist.is_draft = not math.isfinite(finalist.recorded_sec)
         if finalist.is_draft:
             finalist.recorded_sec = verdict.seconds
@@ -277,7 +289,11 @@ def _check_together(
             finalist.unchecked, finalist.disqualified = "", verdict.problem
             finalist.in_network = not verdict.problem
         found[index] = FinalistReport(mine.name, (finalist,), "network", 0.0)
-    return found, {index: problem for index in winners if (problem := verdicts[index].problem)}
+    return found, {
+        index: problem
+        for index, (mod, winner) in winners.items()
+        if compiled[workload_key(mod)] is winner.record and (problem := verdicts[index].problem)
+    }
 
 
 def checked_database(
