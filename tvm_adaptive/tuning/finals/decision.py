@@ -266,13 +266,15 @@ def _check_together(
     what is wrong with winners.
     """
     database = memory_database()
+    keys = {index: workload_key(mine.mod) for index, mine in finalists.items()}
+    keys |= {index: workload_key(mod) for index, (mod, _) in winners.items()}
     compiled: dict[str, TuningRecord] = {}
-    for mod, winner in sorted(winners.values(), key=lambda each: each[1].final_sec()):
+    for index, (_, winner) in sorted(winners.items(), key=lambda each: each[1][1].final_sec()):
         copy_record(winner.record, database, [winner.final_sec()])
-        compiled.setdefault(workload_key(mod), winner.record)
+        compiled.setdefault(keys[index], winner.record)
     is_of_winner = set(compiled)
-    for mine in sorted(finalists.values(), key=lambda each: mean_sec(each.records[0])):
-        compiled.setdefault(workload_key(mine.mod), mine.records[0])
+    for index, mine in sorted(finalists.items(), key=lambda each: mean_sec(each[1].records[0])):
+        compiled.setdefault(keys[index], mine.records[0])
     for key in compiled.keys() - is_of_winner:
         # A database gives out no record without times; a draft is the only one of its task.
         copy_record(compiled[key], database, None if compiled[key].run_secs else [1.0])
@@ -281,7 +283,7 @@ def _check_together(
     found = {}
     for index, mine in finalists.items():
         verdict = verdicts[index]
-        finalist = as_recorded(compiled[workload_key(mine.mod)], NOT_CHECKED)
+        finalist = as_recorded(compiled[keys[index]], NOT_CHECKED)
         finalist.is_draft = not math.isfinite(finalist.recorded_sec)
         if finalist.is_draft:
             finalist.recorded_sec = verdict.seconds
@@ -291,8 +293,8 @@ def _check_together(
         found[index] = FinalistReport(mine.name, (finalist,), "network", 0.0)
     return found, {
         index: problem
-        for index, (mod, winner) in winners.items()
-        if compiled[workload_key(mod)] is winner.record and (problem := verdicts[index].problem)
+        for index, (_, winner) in winners.items()
+        if compiled[keys[index]] is winner.record and (problem := verdicts[index].problem)
     }
 
 
