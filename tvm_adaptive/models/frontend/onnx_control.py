@@ -20,6 +20,7 @@ from tvm_adaptive.models.frontend.onnx_graph import (
     opset_of,
 )
 from tvm_adaptive.models.frontend.onnx_values import (
+    MAX_SOURCES,
     add_weight,
     copy_of,
     made_by,
@@ -34,8 +35,6 @@ _MAX_NODES = 20_000
 _MAX_DEPTH = 8
 # One number stays the same in these.
 _SAME_NUMBER = ("Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-# Nodes that a condition is computed by; those on shapes of inputs are left to folding.
-_MAX_CONDITION = 100
 # Results of both branches, by the prefix of the choice.
 _OF_BRANCH = re.compile(r"(if\d+_\d+)_(then|else)_branch_")
 # Operators that end the process, or read outside of a tensor, for some numbers of an operand: the
@@ -150,7 +149,7 @@ def _sources_of(name: str, made: Mapping[str, Any]) -> set[str] | None:
         if value in seen:
             continue
         seen.add(value)
-        if len(seen) > _MAX_CONDITION:
+        if len(seen) > MAX_SOURCES:
             return None
         if value not in made:
             found.add(value)

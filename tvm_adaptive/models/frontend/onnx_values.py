@@ -9,7 +9,7 @@ import numpy as np
 from tvm_adaptive.models.frontend.onnx_graph import weight_types
 
 # Nodes that a constant is computed by; those on shapes of inputs are left to folding.
-_MAX_NODES = 100
+MAX_SOURCES = 100
 
 
 def with_types(model: Any) -> Any | None:
@@ -48,7 +48,7 @@ def value_of(name: str, graph: Any, model: Any) -> Any | None:
         value = wanted.pop()
         if value in weights:
             used[value] = weights[value]
-        elif value not in made or len(seen) > _MAX_NODES:
+        elif value not in made or len(seen) > MAX_SOURCES:
             return None
         elif value not in seen:
             seen.add(value)

@@ -242,7 +242,7 @@ def _exact_floor(graph: Any, node: Any) -> None:
         return
     x, y = _in_types_of(graph, node)
     if not node.meta["val"].dtype.is_floating_point:
-        if not hasattr(y, "meta"):  # TVM's number is of 32 bits
+        if not isinstance(y, torch.fx.Node):  # TVM's number is of 32 bits
             node.args = (x, _number(graph, y, node))
         return
     rest, is_other = _rest(graph, x, y)
@@ -260,8 +260,13 @@ def _exact_floor(graph: Any, node: Any) -> None:
 
 def _in_types_of(graph: Any, node: Any) -> list[Any]:
     """Return a node's operands in the type of its result; numbers as they are."""
+    import torch
+
     dtype = node.meta["val"].dtype
-    return [_in_type(graph, each, dtype) if hasattr(each, "meta") else each for each in node.args]
+    return [
+        _in_type(graph, each, dtype) if isinstance(each, torch.fx.Node) else each
+        for each in node.args
+    ]
 
 
 def _rest(graph: Any, x: Any, y: Any) -> tuple[Any, Any]:
