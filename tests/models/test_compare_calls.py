@@ -40,12 +40,15 @@ def builds(cases, tmp_path_factory):
         "wrong": built(case, changed(mod, wrong, doubled)),
         "idle": built(case, changed(mod, idle, nothing)),
         "both": built(case, changed(changed(mod, idle, nothing), wrong, doubled)),
+        "rounded": built(case, changed(mod, wrong, rounded(0.0))),
+        "otherwise-rounded": built(case, changed(mod, wrong, rounded(0.003))),
+        "rounded-and-wrong": built(case, changed(mod, wrong, one_more)),
     }
     for name, each in compiled.items():
         export(each, folder / f"{name}.so")
 
-    def compare(name, rtol=1e-3, **options):
-        paths = (str(folder / "untuned.so"), str(folder / f"{name}.so"))
+    def compare(name, rtol=1e-3, reference="untuned", **options):
+        paths = (str(folder / f"{reference}.so"), str(folder / f"{name}.so"))
         return compare_calls(paths, case.inputs, "cpu", output_counts(mod), rtol, **options)
 
     return {"compare": compare, "wrong": wrong, "idle": idle, "calls": call_counts(mod)}
@@ -79,6 +82,37 @@ def doubled(function: PrimFunc) -> PrimFunc:
     ]
     result = te.compute(inputs[0].shape, lambda *place: inputs[0](*place) * 2, "twice")
     return te.create_prim_func([*inputs, result])
+
+
+def rounded(added: float):
+    """Return a change to a function that rounds its first argument, scaled by 64 and a little."""
+
+    def change(function: PrimFunc) -> PrimFunc:
+        inputs = [
+            te.placeholder(tuple(map(int, each.ty.shape)), str(each.ty.dtype), f"x{place}")
+            for place, each in enumerate(function.params[:-1])
+        ]
+
+        def of(*place):
+            return te.round(inputs[0](*place) * (64.0 + added)) / 64.0
+
+        return te.create_prim_func([*inputs, te.compute(inputs[0].shape, of, "rounded")])
+
+    return change
+
+
+def one_more(function: PrimFunc) -> PrimFunc:
+    """Return a function that rounds its first argument, and adds 1 to one value."""
+    inputs = [
+        te.placeholder(tuple(map(int, each.ty.shape)), str(each.ty.dtype), f"x{place}")
+        for place, each in enumerate(function.params[:-1])
+    ]
+
+    def of(*place):
+        is_first = te.all(*(index == 0 for index in place))
+        return te.round(inputs[0](*place) * 64.0) / 64.0 + te.if_then_else(is_first, 1.0, 0.0)
+
+    return te.create_prim_func([*inputs, te.compute(inputs[0].shape, of, "rounded")])
 
 
 def nothing(function: PrimFunc) -> PrimFunc:
@@ -115,6 +149,23 @@ def test_a_function_that_is_not_run_is_replaced_and_not_compared(builds):
     found = builds["compare"]("both", skipped=[builds["idle"]])
     assert list(found.problems) == [builds["wrong"]]
     assert set(builds["calls"]) - set(found.n_compared) == {builds["idle"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "rounding_sec", "is_unclear"),
+    [
+        ("otherwise-rounded", 0.0, True),
+        ("otherwise-rounded", 60.0, False),
+        ("rounded-and-wrong", 60.0, True),
+    ],
+)
+def test_what_the_reference_rounds_in_another_way_for_inputs_that_hardly_differ_is_no_problem(
+    builds, name, rounding_sec, is_unclear
+):
+    found = builds["compare"](name, reference="rounded", rounding_sec=rounding_sec)
+    assert found.problems == {}
+    assert list(found.unclear) == [builds["wrong"]] * is_unclear
+    assert found.n_compared == builds["calls"]
 
 
 def test_a_failure_of_one_side_ends_both(builds):

@@ -75,7 +75,7 @@ def test_processes_that_share_a_network_compile_the_same(
         folder.mkdir()
         save_module(mod, folder)
         export_module(str(folder), save_json(case.target), str(tmp_path / name))
-        assert len(list(folder.glob("part*.o"))) > 3
+        assert len(list(folder.glob("*.functions"))) > 3
         (found,) = run_exported(tmp_path / name, case.inputs)
         np.testing.assert_array_equal(found, expected)
 
@@ -128,7 +128,7 @@ def test_functions_whose_operations_cannot_be_counted_are_not_compiled_quickly(
     assert level() > 0
 
 
-def test_an_error_of_the_compiler_is_raised(
+def test_functions_that_the_compiler_refuses_are_named(
     case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_part: Part, _path: str) -> None:
@@ -137,8 +137,70 @@ def test_an_error_of_the_compiler_is_raised(
     save_module(schedule_network(case.prepared["NHWC"], None, case.target)[0], tmp_path)
     monkeypatch.setattr(compile_, "n_build_workers", lambda _: 2)
     monkeypatch.setattr(object_files, "write_object", refuse)
-    with pytest.raises(ValueError, match="it cannot be compiled"):
-        export_module(str(tmp_path), save_json(case.target), str(tmp_path / "net.so"))
+    library = tmp_path / "net.so"
+    exported = export_module(str(tmp_path), save_json(case.target), str(library))
+    assert set(exported.refused.values()) == {"it cannot be compiled"}
+    assert len(exported.refused) > 3
+    assert not library.exists()
+
+
+def test_a_refused_function_has_the_name_that_it_had_before_its_weights_were_packed(
+    case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mod, coverage = schedule_network(
+        case.prepared["prepack"], case.databases["prepack"], case.target
+    )
+    packed: list[str] = []
+
+    def refuse(part: Part, path: str) -> None:
+        names = [str(variable.name_hint) for variable in part[0].functions]
+        packed.extend(name for name in names if name.endswith("_prepacked") and len(names) == 1)
+        if any(name.endswith("_prepacked") for name in names):
+            raise ValueError("it cannot be compiled")
+        Path(path).touch()
+
+    save_module(mod, tmp_path)
+    monkeypatch.setattr(compile_, "n_build_workers", lambda _: 1)
+    monkeypatch.setattr(object_files, "write_object", refuse)
+    exported = export_module(str(tmp_path), save_json(case.target), str(tmp_path / "net.so"))
+    assert packed
+    assert exported.refused.keys() == {name.removesuffix("_prepacked") for name in packed}
+    assert exported.refused.keys() <= coverage.tuned.keys()
+
+
+def test_the_only_function_of_a_network_can_be_refused(
+    case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_code: object, parts: list[Part]) -> None:
+        ((mod, _),) = parts
+        assert len(mod.functions) == 1
+        raise ValueError("it cannot be compiled")
+
+    save_module(schedule_network(case.prepared["NHWC"], None, case.target)[0], tmp_path)
+    monkeypatch.setattr(compile_._tvm, "link_network", refuse)
+    exported = export_module(str(tmp_path), save_json(case.target), str(tmp_path / "net.so"))
+    assert list(exported.refused.values()) == ["it cannot be compiled"]
+
+
+def test_a_library_of_functions_that_were_compiled_before_computes_the_same(
+    case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_, "n_build_workers", lambda _: 2)
+    objects = tmp_path / "objects"
+    objects.mkdir()
+    found, n_written = [], []
+    for number, database in enumerate((case.databases["NHWC"], None, case.databases["NHWC"])):
+        folder, library = tmp_path / str(number), tmp_path / f"{number}.so"
+        folder.mkdir()
+        save_module(schedule_network(case.prepared["NHWC"], database, case.target)[0], folder)
+        exported = export_module(str(folder), save_json(case.target), str(library), str(objects))
+        assert exported.refused == {}
+        found.append(run_exported(library, case.inputs)[0])
+        n_written.append(len(list(objects.glob("*.o"))))
+    assert n_written[0] < n_written[1]
+    assert n_written[2] - n_written[1] < n_written[0] / 2
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found[2], found[0])
 
 
 def test_a_function_compiled_elsewhere_runs(tmp_path: Path) -> None:

@@ -336,6 +336,25 @@ def test_where_the_network_is_checked_only_worthy_playoffs_are_reserved():
     assert budget.reserve_sec == pytest.approx(after_sec + closing_sec + 0.02)
 
 
+def test_after_a_check_only_what_failed_it_is_compiled_again():
+    budget = with_network_check(weight_secs={"0": 1.0})
+    budget.update_reserve(network_of([(2e-3, 4e-3, 60.0), (1e-3, 2e-3, 60.0)]), (), 16)
+    budget.release_playoffs(1.0)
+    assert budget.reserve_sec == pytest.approx(5.0 + 120.0 / 2 + 3.0 + 1.0)
+    budget.network_checked(1)
+    assert budget.reserve_sec == pytest.approx(5.0 + 60.0 + 1.0)
+    budget.network_checked(2)  # never more than before
+    assert budget.reserve_sec == pytest.approx(5.0 + 60.0 + 1.0)
+    budget.release_playoffs(1.0)
+    assert budget.reserve_sec == pytest.approx(5.0 + 60.0 + 1.0)
+    budget.network_checked(0)
+    assert budget.reserve_sec == pytest.approx(5.0 + 1.0)
+    # Builds that took less than the untuned code lets expect say little: one may be long.
+    budget.update_reserve(network_of([(2e-3, 4e-3, 30.0), (1e-3, 2e-3, 30.0)]), (), 16)
+    budget.network_checked(1)
+    assert budget.reserve_sec == pytest.approx(5.0 + 30.0 + 1.0)
+
+
 @pytest.mark.parametrize(("margin_sec", "expected_sec"), [(0.0, 1.72), (0.7, 1.02), (4.0, 0.0)])
 def test_what_the_end_can_do_without_is_a_margin_already(margin_sec, expected_sec):
     budget = with_network_check(margin_sec=margin_sec)

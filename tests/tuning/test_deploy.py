@@ -17,7 +17,13 @@ from benchmarks.loopback_farm import free_port
 from tests.database.conftest import make_record
 from tests.tuning.runs import QUICK
 from tvm_adaptive import tune, tune_tir
-from tvm_adaptive._tvm import IRModule, functions_as_tasks, memory_database, te_workload
+from tvm_adaptive._tvm import (
+    IRModule,
+    Target,
+    functions_as_tasks,
+    memory_database,
+    te_workload,
+)
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.repair import RECORD_FILE
@@ -28,6 +34,8 @@ from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
 from tvm_adaptive.report import read_run
 from tvm_adaptive.tuning import deploy
+from tvm_adaptive.tuning import manifest as manifest_module
+from tvm_adaptive.tuning import target as target_module
 from tvm_adaptive.tuning.checks.network import NetworkCheck
 from tvm_adaptive.tuning.config import DEFAULT, MeasureConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
@@ -278,6 +286,26 @@ def test_what_was_given_in_python_is_applied_in_python(tmp_path):
     tune_tir(mod, work_dir=tmp_path / "run", trials=4, seed=1, config=QUICK)
     with pytest.raises(InvalidOptionError, match="was given its model in Python"):
         apply(str(tmp_path / "run"), out_dir=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["CMakeLists.txt", "manifest.json", "example.c", "example.py"])
+def test_files_of_other_programs_are_not_replaced(name, tmp_path):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InvalidOptionError, match=f"{name} would be replaced"):
+        apply("te:GMM", out_dir=tmp_path, config=QUICK)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_what_this_processor_lacks_is_needed_though_nothing_has_run_here(monkeypatch):
+    for module in (manifest_module, target_module):
+        monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx", "avx2", "fma"}))
+    fields = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "num-cores": 1}
+    for mcpu, is_needed in (("skylake-avx512", True), ("haswell", False)):
+        context = SimpleNamespace(farm=None, target=Target({**fields, "mcpu": mcpu}))
+        found = manifest_module.features_of(context)
+        assert ("avx512f" in found) == is_needed
+        assert "avx2" in found
 
 
 def test_a_run_is_not_applied_over_a_run(run, capsys):

@@ -132,7 +132,7 @@ def test_rows_that_were_left_out_are_counted_where_the_user_looks(
     warm_start._warm_start(session, session.store, (), parts)
     (note,) = notes
     assert note.startswith("9800 invalid rows of ")
-    assert "db prune" in note
+    assert "tvm-adaptive db --store env:TUNING_STORE prune deletes them, and all but" in note
     ((_, event),) = events
     assert event["n_left_out"] == 9800
 

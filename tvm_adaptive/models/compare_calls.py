@@ -22,20 +22,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive._tvm import VirtualMachine, tensor
+from tvm_adaptive._tvm import Tensor, VirtualMachine, tensor
+from tvm_adaptive.models.packing import name_before_packing
 from tvm_adaptive.values.agreement import (
+    N_PERTURBED_PAIRS,
     ROUNDED_SHARE,
     differs_rarely,
     disagreement,
     is_float,
     outputs_problem,
+    perturbed,
 )
 from tvm_adaptive.workers import device_session
 
 Array = npt.NDArray[Any]
 
-# What TVM adds to the name of a function whose schedule packs a weight.
-_PACKED = "_prepacked"
 # What an instrument returns to a virtual machine.
 _GO_ON, _SKIP = 0, 1
 # The two sides of the comparison.
@@ -51,7 +52,8 @@ class ComparedCalls:
     n_compared: dict[str, int] = dataclasses.field(default_factory=dict)
     # Which value of the first wrong call differs, and by how much; in the order of the calls.
     problems: dict[str, str] = dataclasses.field(default_factory=dict)
-    # The same where so few values differ that a rounding may explain it: a play-off tells.
+    # The same where so few values differ that a rounding may explain it, but the reference was
+    # not seen to round like that: a play-off tells.
     unclear: dict[str, str] = dataclasses.field(default_factory=dict)
     # Seconds of the fastest call in the other build: a rough time, of one or a few calls.
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -66,6 +68,7 @@ def compare_calls(
     *,
     steps: Mapping[str, Sequence[str]] = MappingProxyType({}),
     skipped: Collection[str] = (),
+    rounding_sec: float = 0.0,
     progress_file: str | None = None,
 ) -> ComparedCalls:
     """Run two builds of a network in turns and compare the outputs of each call.
@@ -73,9 +76,10 @@ def compare_calls(
     The first of the ``paths`` is the reference. ``n_outputs`` has the functions that
     are compared if both builds call them as often, in the same order; ``steps`` has those that
     the other build calls, in this order, instead of one of the reference. What is found of the
-    last step is said of all. Functions in ``skipped`` are not run in the other build. While a
-    function of the other build runs, its name is in the ``progress_file``, which shows which one
-    has crashed.
+    last step is said of all. Functions in ``skipped`` are not run in the other build. For about
+    ``rounding_sec``, functions of the reference run again to see what they round in another way.
+    While a function of the other build runs, its name is in the ``progress_file``, which shows
+    which one has crashed.
     """
     where = device_session.device_of_kind(device_kind)
     machines = [VirtualMachine(device_session.load_once(path), where) for path in paths]
@@ -95,6 +99,7 @@ def compare_calls(
         former=former,
         rtol=rtol,
         skipped=frozenset(skipped),
+        rounding_sec=rounding_sec,
         progress_file=progress_file,
     )
     other.found.n_compared.update(dict.fromkeys(calls[_REFERENCE].keys() - calls[_OTHER].keys(), 0))
@@ -145,7 +150,7 @@ def _calls_of(
     found: Counter[str] = Counter()
 
     def count(_function: Any, name: str, is_before: bool, _result: Any, *args: Any) -> int:
-        name = name.removesuffix(_PACKED)
+        name = name_before_packing(name)
         if not is_before or name not in n_outputs:
             return _GO_ON
         found[last.get(name, name)] += 1
@@ -202,10 +207,14 @@ class _Watch:
         self._turns = turns
         self._last = last
 
+    def name_of(self, name: str) -> str:
+        """Return the name by which a function is compared."""
+        name = name_before_packing(name)
+        return self._last.get(name, name)
+
     def __call__(self, _function: Any, name: str, is_before: bool, _result: Any, *args: Any) -> int:
         """Look at the arguments of a call, of which the last ones are its outputs."""
-        name = name.removesuffix(_PACKED)
-        name = self._last.get(name, name)
+        name = self.name_of(name)
         if name not in self._n_outputs:
             return _GO_ON
         outputs = args[-self._n_outputs[name] :]
@@ -230,11 +239,44 @@ class _Watch:
 
 
 class _Reference(_Watch):
-    """Keeps the outputs of the latest call."""
+    """Keeps the latest call until the other side's is compared with it."""
 
     side = _REFERENCE
     name = ""
     outputs: Sequence[Array] = ()
+    _function: Any = None
+    _args: Sequence[Any] = ()
+
+    def __call__(self, function: Any, name: str, is_before: bool, result: Any, *args: Any) -> int:
+        """Look at the arguments of a call, of which the last ones are its outputs."""
+        if self.name_of(name) not in self._n_outputs:
+            return _GO_ON
+        self._function, self._args = function, args
+        answer = super().__call__(function, name, is_before, result, *args)
+        if not is_before:  # what follows may write into the inputs
+            self._turns.wait(self.side)
+            self._args = ()
+        return answer
+
+    def neighbours(self, rtol: float, seed: int) -> list[list[Array]]:
+        """Return what the latest call gives for inputs that are a little larger or smaller."""
+        n_inputs = len(self._args) - len(self.outputs)
+        # A function may also have extents, which are numbers.
+        inputs = {
+            i: each for i, each in enumerate(self._args[:n_inputs]) if isinstance(each, Tensor)
+        }
+        starts = [each.numpy() for each in inputs.values()]
+        found = []
+        for values in perturbed(starts, rtol, np.random.default_rng(seed)):
+            changed = dict(zip(inputs, values, strict=True))
+            changed |= enumerate(self.outputs, n_inputs)
+            args = [
+                tensor(changed[i], device=each.device) if i in changed else each
+                for i, each in enumerate(self._args)
+            ]
+            self._function(*args)
+            found.append([each.numpy() for each in args[n_inputs:]])
+        return found
 
     def finish(self, name: str, outputs: Sequence[Any]) -> None:
         """Keep the outputs."""
@@ -255,6 +297,7 @@ class _Other(_Watch):
         former: Collection[str],
         rtol: float | Mapping[str, float],
         skipped: frozenset[str],
+        rounding_sec: float,
         progress_file: str | None,
     ) -> None:
         super().__init__(n_outputs, turns)
@@ -262,13 +305,14 @@ class _Other(_Watch):
         self._former = former
         self._rtol = rtol
         self._skipped = skipped
+        self._rounding_sec = rounding_sec
         self._progress_file = progress_file
         self._start_sec = 0.0
         self.found = ComparedCalls()
 
     def __call__(self, function: Any, name: str, is_before: bool, result: Any, *args: Any) -> int:
         """Look at the arguments of a call, of which the last ones are its outputs."""
-        plain = name.removesuffix(_PACKED)
+        plain = name_before_packing(name)
         if plain not in self._former:
             return super().__call__(function, name, is_before, result, *args)
         if not is_before:
@@ -315,13 +359,32 @@ class _Other(_Watch):
             rtol = self._rtol if isinstance(self._rtol, float) else self._rtol[name]
             arrays = [each.numpy() for each in outputs]
             problem = call_problem(arrays, expected, rtol)
-            if problem is not None:
-                is_unclear = differs_rarely(expected, arrays, rtol)
-                known = self.found.unclear if is_unclear else self.found.problems
-                known.setdefault(name, problem)
+            if problem is not None and not differs_rarely(expected, arrays, rtol):
+                self.found.problems[name] = problem
+            elif (
+                problem is not None
+                and name not in self.found.unclear
+                and not self._is_rounding(arrays, rtol)
+            ):
+                self.found.unclear[name] = problem
             self.found.n_compared[name] = self.found.n_compared.get(name, 0) + 1
         for each, array in zip(outputs, expected, strict=True):
             each.copyfrom(array)
+
+    def _is_rounding(self, found: Sequence[Array], rtol: float) -> bool:
+        """Say whether the reference gives the same values for inputs that hardly differ."""
+        neighbours: list[dict[int, Array]] = []
+        for seed in range(N_PERTURBED_PAIRS):
+            if self._rounding_sec <= 0:
+                return False
+            start_sec = time.perf_counter()
+            pair = self._reference.neighbours(rtol, seed)
+            self._rounding_sec -= time.perf_counter() - start_sec
+            neighbours += [dict(enumerate(each)) for each in pair]
+            expected = self._reference.outputs
+            if disagreement(expected, found, rtol=rtol, neighbours=neighbours) is None:
+                return True
+        return False
 
 
 def wrong_everywhere(expected: Array) -> Array:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Database, IRModule, PassContext, PrimFunc, Sequential, Target
 from tvm_adaptive._tvm.default_schedules import with_default_schedules
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, machine_failure, summary_line
 from tvm_adaptive.models.object_files import write_objects
-from tvm_adaptive.models.packing import pack
+from tvm_adaptive.models.packing import name_before_packing, pack
 from tvm_adaptive.models.prefetch import follow_hints
 from tvm_adaptive.models.prepare import (
     Prepared,
@@ -58,6 +60,11 @@ class Coverage:
     fallback: dict[str, int]  # functions without one, which run with default schedules
     failed: dict[str, str]  # those of ``fallback`` whose record could not be applied, and why
 
+    @property
+    def functions(self) -> frozenset[str]:
+        """The names of all functions."""
+        return frozenset(self.tuned) | frozenset(self.fallback)
+
     def summary(self) -> str:
         """Return one line, e.g. ``"21 of 23 functions tuned (28 of 30 calls)"``."""
         n_functions = len(self.tuned) + len(self.fallback)
@@ -82,6 +89,18 @@ class Compiled:
     device_kind: str  # where it runs: ``"cpu"``, ``"cuda"``, ..
 
 
+class Exported(NamedTuple):
+    """What became of a network to be written to a library."""
+
+    compile_sec: float  # without reading and writing weights; NaN without a library
+    refused: dict[str, str]  # the functions that the compiler refuses, and why
+
+    @classmethod
+    def without(cls, refused: Mapping[str, str]) -> Exported:
+        """Say which functions there is no library for."""
+        return cls(math.nan, {name_before_packing(name): why for name, why in refused.items()})
+
+
 def compile_network(prepared: Prepared, database: Database | None, target: Target) -> Compiled:
     """Compile a prepared network, by the same passes with and without a database."""
     mod, coverage = schedule_network(prepared, database, target)
@@ -95,12 +114,16 @@ def schedule_network(
     database: Database | None,
     target: Target,
     *,
+    refused: Mapping[str, str] = MappingProxyType({}),
     check: Callable[[], None] | None = None,
 ) -> tuple[IRModule, Coverage]:
-    """Give the functions of a prepared network their best schedules, without compiling."""
+    """Give the functions of a prepared network their best schedules, without compiling.
+
+    ``refused`` names functions whose schedules cannot be compiled, and why; they get none.
+    """
     if database is not None:
         prepared = in_forms(prepared, fastest_forms_of(prepared, database, target))
-    mod, tuned, failed = _apply(prepared.mod, database, target, check)
+    mod, tuned, failed = _apply(prepared.mod, database, target, refused, check)
     calls = sorted(tunable_counts(prepared.mod).items())
     coverage = Coverage(
         tuned={name: n for name, n in calls if name in tuned},
@@ -117,7 +140,7 @@ def compile_tir(mod: IRModule, target: Target, database: Database | None = None)
 
 def schedule_tir(mod: IRModule, target: Target, database: Database | None) -> tuple[IRModule, bool]:
     """Give an operator its best schedule without compiling; say whether there was one."""
-    scheduled, tuned, _ = _apply(mod, database, target)
+    scheduled, tuned, _ = _apply(mod, database, target, {})
     return scheduled, bool(tuned)
 
 
@@ -130,11 +153,19 @@ def export(compiled: Compiled, path: str | os.PathLike[str]) -> None:
         compiled.executable.export_library(name)
 
 
-def export_module(folder: str, target_json: str, path: str, *, quick: bool = False) -> float:
-    """Compile what :func:`~tvm_adaptive.models.weights.save_module` wrote; return the seconds.
+def export_module(
+    folder: str,
+    target_json: str,
+    path: str,
+    objects_folder: str | None = None,
+    *,
+    quick: bool = False,
+) -> Exported:
+    """Compile what :func:`~tvm_adaptive.models.weights.save_module` wrote.
 
-    ``quick`` compiles functions without a schedule without optimizations where that saves more
-    time than two inferences then take longer; what it has saved is added to the seconds.
+    Functions that were compiled to ``objects_folder`` before are not compiled again. ``quick``
+    compiles functions without a schedule without optimizations where that saves more time than
+    two inferences then take longer; what it has saved is added to the seconds.
     """
     mod, target = load_weighted_module(Path(folder)), _tvm.load_own_json(target_json)
     n_processes = n_build_workers(usable_physical_cores())
@@ -143,16 +174,24 @@ def export_module(folder: str, target_json: str, path: str, *, quick: bool = Fal
         others = _untuned_targets(mod, target, quick=quick)
         code, parts = _network_code(mod, target, others)
         parts_sec = time.perf_counter()
-        objects, rest = write_objects(parts, folder, n_processes)
+        objects = write_objects(parts, objects_folder or folder, n_processes)
         objects_sec = time.perf_counter() - parts_sec
-        executable = _tvm.link_network(code, rest)
+        if objects.refused:
+            return Exported.without(objects.refused)
+        try:
+            executable = _tvm.link_network(code, objects.rest)
+        except Exception as error:
+            names = [str(v.name_hint) for mod, _ in objects.rest for v in mod.functions]
+            if len(names) != 1 or machine_failure(error):
+                raise
+            return Exported.without({names[0]: summary_line(error)})
         compile_sec = time.perf_counter() - start_sec
         # In that folder, because a killed worker leaves its files.
-        own = {"addons": objects, "workspace_dir": folder}
+        own = {"addons": objects.paths, "workspace_dir": folder}
         executable.export_library(path, **own, **_LINKING if path.endswith(".so") else {})
     n_quick = sum(each.attrs["opt-level"] == _QUICK_OPT_LEVEL for each in others.values())
     saved_sec = objects_sec * (_QUICK_MARGIN - 1.0) * n_quick / max(len(others), 1)
-    return float(compile_sec + saved_sec)
+    return Exported(compile_sec + saved_sec, {})
 
 
 def export_function(mod_json: str, target_json: str, path: str) -> None:
@@ -238,9 +277,10 @@ def _apply(
     mod: IRModule,
     database: Database | None,
     target: Target,
+    refused: Mapping[str, str],
     check: Callable[[], None] | None = None,
 ) -> tuple[IRModule, set[str], dict[str, str]]:
-    """Give each tensor function its best schedule."""
+    """Give each tensor function its best schedule, without those that are refused."""
     tuned: set[str] = set()
     failed: dict[str, str] = {}
     if database is None:
@@ -250,6 +290,9 @@ def _apply(
         if check is not None:
             check()
         name = str(variable.name_hint)
+        if name in refused:
+            failed[name] = refused[name]
+            return None
         # One function at a time: a record that cannot be applied affects only its own.
         try:
             # Each thread has contexts of its own.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from tvm_adaptive._tvm import IRModule, Part, save_json, write_object
+from tvm_adaptive._tvm import IRModule, Part, PrimFunc, Target, save_json, write_object
+from tvm_adaptive.errors import machine_failure, summary_line
 from tvm_adaptive.workers.forks import MAX_JOBS, run_in_forks
 
 # With fewer shares one long one may be the last; with more, each costs its own set-up.
@@ -15,32 +21,70 @@ _SHARES_PER_PROCESS = 8
 _MOST_TARGETS = 3
 # In the text of a function that calls another one.
 _CALL = '"ir.GlobalVar"'
+_OBJECT_SUFFIX = ".o"
+# Lists the functions of the object file of that name. It is written when that file is complete.
+_CONTENT_SUFFIX = ".functions"
+# Says why the compiler refuses a function.
+_REFUSAL_SUFFIX = ".refused"
 
 
-def write_objects(
-    parts: Sequence[Part], folder: str, n_processes: int
-) -> tuple[list[str], list[Part]]:
+class ObjectFiles(NamedTuple):
+    """The functions of a network in object files, and the others."""
+
+    paths: list[str]
+    # One function, because TVM exports no network without a library, or all of them where they
+    # cannot be divided.
+    rest: list[Part]
+    refused: dict[str, str]  # the functions that cannot be compiled, and why
+
+
+@dataclasses.dataclass(frozen=True)
+class _Function:
+    """A function to compile."""
+
+    variable: Any
+    function: PrimFunc
+    target: Target
+    text: str
+    key: str  # differs for other functions, and for other targets
+
+    @property
+    def name(self) -> str:
+        return str(self.variable.name_hint)
+
+
+def write_objects(parts: Sequence[Part], folder: str, n_processes: int) -> ObjectFiles:
     """Compile functions of a network to object files in a folder, within the target.
 
-    Returns the paths of the files, and the functions in none of them: one, because TVM exports no
-    network without a library, or all where they cannot be divided.
+    Object files that an earlier call has left there are used again where they hold nothing else.
     """
-    if n_processes == 1 or any(target.kind.name != "llvm" for _, target in parts):
-        return [], list(parts)
-    alone = [(IRModule({v: f}), target) for mod, target in parts for v, f in mod.functions.items()]
-    texts = [save_json(f) for mod, _ in parts for f in mod.functions.values()]
+    if any(target.kind.name != "llvm" for _, target in parts):
+        return ObjectFiles([], list(parts), {})
+    functions = {each.key: each for each in _functions_of(parts)}
     # A function that calls another one is compiled together with it.
-    if not alone or any(_CALL in text for text in texts):
-        return [], list(parts)
-    *shared, least = sorted(range(len(alone)), key=lambda index: -len(texts[index]))
+    if not functions or any(_CALL in each.text for each in functions.values()):
+        return ObjectFiles([], list(parts), {})
+    place = Path(folder)
+    kept = _kept_objects(place, {key: len(each.text) for key, each in functions.items()})
+    is_kept = {key for keys in kept.values() for key in keys}
+    *shared, least = sorted(
+        (each for key, each in functions.items() if key not in is_kept),
+        key=lambda each: -len(each.text),
+    )
     jobs = [
-        joined
-        for share in divide([len(texts[index]) for index in shared], n_processes)
-        for joined in _joined([alone[shared[index]] for index in share])
+        job
+        for share in divide([len(each.text) for each in shared], n_processes)
+        for job in _by_target([shared[index] for index in share])
     ]
-    paths = [os.path.join(folder, f"part{number}.o") for number in range(len(jobs))]
-    run_in_forks(lambda number: write_object(jobs[number], paths[number]), len(jobs), n_processes)
-    return paths, [alone[least]]
+    run_in_forks(lambda number: _write_object(jobs[number], place), len(jobs), n_processes)
+    paths, refused = list(map(str, kept)), {}
+    for job in jobs:
+        for written in [job] if _is_complete(job, place) else [[each] for each in job]:
+            if _is_complete(written, place):
+                paths.append(str(_path_of(written, place)))
+            else:
+                refused[written[0].name] = _refusal_file(written[0], place).read_text()
+    return ObjectFiles(paths, [_joined([least])], refused)
 
 
 def divide(works: Sequence[float], n_processes: int) -> list[list[int]]:
@@ -62,13 +106,74 @@ def divide(works: Sequence[float], n_processes: int) -> list[list[int]]:
     return shares
 
 
-def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Join the parts of each target, of which there are few."""
-    joined: list[Part] = []
+def _functions_of(parts: Sequence[Part]) -> Iterator[_Function]:
     for mod, target in parts:
-        same = next((other for other, of_other in joined if of_other.same_as(target)), None)
+        target_text = save_json(target)
+        for variable, function in mod.functions.items():
+            text = save_json(function)
+            name = str(variable.name_hint)
+            digest = hashlib.sha256(f"{target_text}\n{name}\n{text}".encode())
+            yield _Function(variable, function, target, text, digest.hexdigest())
+
+
+def _kept_objects(place: Path, works: Mapping[str, int]) -> dict[Path, list[str]]:
+    """Return object files that hold some of these functions and nothing else, not all of them."""
+    complete: dict[Path, list[str]] = {}
+    for file in sorted(place.glob(f"*{_CONTENT_SUFFIX}")):
+        with contextlib.suppress(ValueError):  # its writer was killed
+            keys = json.loads(file.read_text())
+            if works.keys() >= set(keys):
+                complete[file.with_suffix(_OBJECT_SUFFIX)] = keys
+    found: dict[Path, list[str]] = {}
+    left = set(works)
+    for path in sorted(complete, key=lambda each: -sum(works[key] for key in complete[each])):
+        if left > set(complete[path]):  # no function is in two, and one is in none
+            found[path] = complete[path]
+            left.difference_update(complete[path])
+    return found
+
+
+def _by_target(functions: Sequence[_Function]) -> list[list[_Function]]:
+    """Divide functions by their targets, of which there are few."""
+    found: list[list[_Function]] = []
+    for each in functions:
+        same = next((those for those in found if those[0].target.same_as(each.target)), None)
         if same is None:
-            joined.append((IRModule(dict(mod.functions.items())), target))
+            found.append([each])
         else:
-            same.update(mod)
-    return joined
+            same.append(each)
+    return found
+
+
+def _joined(functions: Sequence[_Function]) -> Part:
+    return IRModule({each.variable: each.function for each in functions}), functions[0].target
+
+
+def _write_object(functions: Sequence[_Function], place: Path) -> None:
+    """Compile functions to one object file; if one is refused, each to a file of its own."""
+    path = _path_of(functions, place)
+    try:
+        write_object(_joined(functions), str(path))
+    except Exception as error:
+        if machine_failure(error):
+            raise
+        for each in functions if len(functions) > 1 else []:
+            _write_object([each], place)
+        if len(functions) == 1:
+            _refusal_file(functions[0], place).write_text(summary_line(error))
+        return
+    path.with_suffix(_CONTENT_SUFFIX).write_text(json.dumps([each.key for each in functions]))
+
+
+def _path_of(functions: Sequence[_Function], place: Path) -> Path:
+    """Return the object file of functions, whose name only the same ones have."""
+    digest = hashlib.sha256("".join(sorted(each.key for each in functions)).encode())
+    return place / f"{digest.hexdigest()}{_OBJECT_SUFFIX}"
+
+
+def _is_complete(functions: Sequence[_Function], place: Path) -> bool:
+    return _path_of(functions, place).with_suffix(_CONTENT_SUFFIX).is_file()
+
+
+def _refusal_file(function: _Function, place: Path) -> Path:
+    return place / f"{function.key}{_REFUSAL_SUFFIX}"

@@ -37,6 +37,8 @@ from tvm_adaptive.models.rewrites.folding import with_values
 
 Array = npt.NDArray[Any]
 
+# What TVM adds to the name of a function whose schedule packs a weight.
+_PACKED = "_prepacked"
 _INDEX_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: operator.add,
     tirx.Sub: operator.sub,
@@ -48,6 +50,11 @@ _INDEX_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 class OtherCodeError(AdaptiveError):
     """A function does more than move elements."""
+
+
+def name_before_packing(name: str) -> str:
+    """Return the name that a function had before :func:`pack`."""
+    return name.removesuffix(_PACKED)
 
 
 def pack(mod: IRModule) -> IRModule:

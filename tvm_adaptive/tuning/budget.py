@@ -313,6 +313,22 @@ class Budget:
             self._after_sec = self._reserve.costs.after_playoffs_sec(tuned_share)
         self.reserve_sec = self._after_sec
 
+    def network_checked(self, n_failed: int) -> None:
+        """Reserve what follows a check within the network that so many tasks have failed.
+
+        Of the others, what was compiled is used again.
+        """
+        parts, n_compilers = self.reserve_parts, self._reserve.n_compilers
+        mean_sec = n_compilers * parts.get("compile", 0.0) / self._reserve.n_tasks
+        again_sec = n_failed * max(self.compile_task_sec, mean_sec) + parts.get("weights", 0.0)
+        self._after_sec = min(self._after_sec, self.least_later_sec + again_sec)
+        self.reserve_sec = self._after_sec
+
+    @property
+    def least_later_sec(self) -> float:
+        """Seconds after the play-offs if no task is tuned."""
+        return self._reserve.costs.least_later_sec
+
     @property
     def compile_task_sec(self) -> float:
         """Seconds that compiling a task takes, beside those of its untuned code."""

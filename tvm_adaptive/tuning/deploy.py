@@ -33,7 +33,7 @@ from tvm_adaptive.tuning.manifest import (
     interface_of,
     write_manifest,
 )
-from tvm_adaptive.tuning.native import filled, is_supported, write_programs
+from tvm_adaptive.tuning.native import PLAIN_NAMES, filled, is_supported, write_programs
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.resume import read_settings
@@ -66,6 +66,7 @@ _Records = Callable[[Sequence[ExtractedTask]], list[Finalists]]
 
 # The events of compiling and checking. Not a run's journal: nothing was tuned here.
 APPLY_FILE = "apply.jsonl"
+PYTHON_EXAMPLE = "example.py"
 # Options of a configuration that a run has settled.
 _OF_A_RUN = ("layout", "prepack", "vector_math", "forms")
 
@@ -140,6 +141,7 @@ def apply(
             f"{out_dir} is a run's directory, but the compiled model needs one of its own; name "
             "another with --out."
         )
+    _refuse_others(out_dir)
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
     history = History()
     if run is not None:
@@ -163,12 +165,24 @@ def apply(
         if context.farm is None and (found := differences(history.environment, environment)):
             context.observer.note(
                 f"{run} was measured elsewhere ({'; '.join(found)}): what this machine cannot run "
-                "does not pass its check here; apply it on that machine"
+                "is not checked here; apply it on that machine"
             )
         with _records(run, context, environment) as records:
             compiled = _compiled(context, model, records)
         assert compiled is not None
         return _written(context, model, *compiled)
+
+
+def _refuse_others(out_dir: Path) -> None:
+    """Raise InvalidOptionError where files of other programs would be replaced."""
+    if (out_dir / APPLY_FILE).is_file():  # an earlier call has made the directory
+        return
+    for name in (MANIFEST_FILE, PYTHON_EXAMPLE, *PLAIN_NAMES):
+        if (out_dir / name).exists():
+            raise InvalidOptionError(
+                f"{out_dir / name} would be replaced, but is of another program; name another "
+                "directory with --out."
+            )
 
 
 def _with_other_farm(config: TuneConfig, given: TuneConfig) -> TuneConfig:
@@ -429,6 +443,6 @@ def _write_python_example(context: RunContext, library: Path) -> Path:
         # A library runs with the version that made it.
         "pins": f"apache-tvm=={TVM_VERSION} apache-tvm-ffi=={FFI_VERSION}",
     }
-    path = context.work_dir / "example.py"
-    path.write_text(filled("example.py", values), encoding="utf-8")
+    path = context.work_dir / PYTHON_EXAMPLE
+    path.write_text(filled(PYTHON_EXAMPLE, values), encoding="utf-8")
     return path

@@ -26,7 +26,7 @@ from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.network import extents_of, main_of
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext
-from tvm_adaptive.tuning.target import describe_target
+from tvm_adaptive.tuning.target import describe_target, missing_vectors
 from tvm_adaptive.values.cpu_features import CpuFeature, needed_features
 from tvm_adaptive.workers.environment import processor_flags
 
@@ -99,8 +99,9 @@ def features_of(context: RunContext) -> dict[str, CpuFeature]:
     target = context.target
     if target.kind.name != "llvm":
         return {}
-    # A farm's devices have processors of their own.
-    here = processor_flags() if context.farm is None else None
+    # A farm's devices have processors of their own, and what this one lacks it could not check.
+    has_run = context.farm is None and not missing_vectors(target)
+    here = processor_flags() if has_run else None
     return needed_features(architecture_of(target), cpu_features_of(target), here)
 
 

@@ -23,6 +23,8 @@ _TEMPLATES = Path(__file__).with_name("templates")
 # The same for every network.
 _LOADER = ("tvm_adaptive.h", "tvm_adaptive.c")
 _EXAMPLES = ("example.c", "example.cc")
+# Names that other programs have, too.
+PLAIN_NAMES = ("CMakeLists.txt", *_EXAMPLES)
 # What compilers of C define, by the beginnings of LLVM's names.
 _MACROS = {
     "x86_64": "__x86_64__",
@@ -79,7 +81,7 @@ def write_programs(
         "header": f"{identifier}.h",
         "link_options": " ".join(f"-l{path.stem.removeprefix('lib')}" for path in runtime),
     }
-    for name in ("CMakeLists.txt", *_EXAMPLES):
+    for name in PLAIN_NAMES:
         (folder / name).write_text(filled(name, values), encoding="utf-8")
     return [folder / name for name in _EXAMPLES]
 

@@ -71,14 +71,14 @@ def check_runs_here(target: Target) -> None:
         raise InvalidOptionError(
             f"The target is for {architecture}, but this machine is {here}: {fix}"
         )
-    if missing := _missing_vectors(target):
+    if missing := missing_vectors(target):
         raise InvalidOptionError(
             f"The target ({describe_target(target)}) uses {', '.join(missing)}, which this "
             f"machine's processor lacks or hides: {fix}"
         )
 
 
-def _missing_vectors(target: Target) -> list[str]:
+def missing_vectors(target: Target) -> list[str]:
     """Return what code for a target uses and this machine's processor lacks or hides."""
     flags, known = processor_flags(), CPU_FEATURES.get(architecture_of(target), {})
     if flags is None:
@@ -181,7 +181,7 @@ def _parse(spec: Any, *, is_here: bool) -> Target:
     if is_here and is_llvm and not _PROCESSOR_KEYS & {*config}:
         config["mcpu"] = str(llvm_get_system_cpu())
         # LLVM knows a processor by its model; a virtual machine may hide what that has.
-        if hidden := _missing_vectors(Target({"kind": "llvm", "mcpu": config["mcpu"]})):
+        if hidden := missing_vectors(Target({"kind": "llvm", "mcpu": config["mcpu"]})):
             config["mattr"] = [f"-{name}" for name in hidden]
     try:
         return Target(config)

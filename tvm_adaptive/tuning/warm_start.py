@@ -153,6 +153,8 @@ class VerdictRecorder:
         """Write to the store the verdicts that it has refused."""
         store = self._session.store
         consequence = "A later run will not know the verdicts of the play-offs."
+        if store is not None and self._refused:
+            consequence += f" {_import_command(self._session)}"
         with _Reported(self._session, consequence):
             while store is not None and self._refused:
                 self._write(store, *self._refused[0])
@@ -207,14 +209,23 @@ def _report_undelivered(session: Session, n_trials: int, what: str) -> None:
     if not n_trials or session.store is None:
         return
     name = session.store.name
+    session.observer.note(f"{what} the record store {name}. {_import_command(session)}")
+    session.journal.write("undelivered", store=name, n_trials=n_trials)
+
+
+def _import_command(session: Session) -> str:
+    """Say how the records and verdicts of a run come to the shared store that it lacks."""
+    command, password = _store_command(session)
+    folder = shlex.quote(str(session.work_dir))
+    return f"When it can be written again{password}: {command} import {folder}"
+
+
+def _store_command(session: Session) -> tuple[str, str]:
+    """Return the command for the shared store, and what to know of its password."""
+    assert session.store is not None
     given = redacted_name(session.config.store, session.store)
     password = f" (with the password instead of {HIDDEN})" if HIDDEN in given else ""
-    session.observer.note(
-        f"{what} the record store {name}. When it can be written again"
-        f"{password}: tvm-adaptive db --store {shlex.quote(given)} "
-        f"import {shlex.quote(str(session.work_dir))}"
-    )
-    session.journal.write("undelivered", store=name, n_trials=n_trials)
+    return f"tvm-adaptive db --store {shlex.quote(given)}", password
 
 
 def _own_store(session: Session, model: ModelHooks | None) -> RecordStore | None:
@@ -272,9 +283,11 @@ def _warm_start(
         n_left_out=warm_start.n_left_out,
     )
     if warm_start.n_left_out:
+        command, password = _store_command(session)
         session.observer.note(
             f"{warm_start.n_left_out} invalid rows of {store.name} were left out; "
-            "tvm-adaptive db prune deletes them"
+            f"{command} prune{password} deletes them, and all but the fastest trials of each "
+            "task (--keep)"
         )
     if warm_start.n_known or warm_start.n_related:
         session.observer.note(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,25 @@ def test_what_is_rounded_and_a_float_again_may_round_to_the_next_number(tmp_path
     run_neighbours(kernels["right"], 0, path, rtol)
     assert check(kernels["backwards"], 0, path, rtol, None).problem is None
     assert check(kernels["wrong"], 0, path, rtol, None).problem is not None
+
+
+def test_a_disk_that_fills_up_leaves_the_reference_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, path = quantised(tmp_path / "kernel.so", "float32"), tmp_path / "reference"
+    run_reference(kernel, 0, str(path))
+    before, write_bytes = path.read_bytes(), Path.write_bytes
+
+    def write_half(self: Path, data: bytes) -> int:
+        write_bytes(self, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match="no space"):
+        run_neighbours(kernel, 0, str(path), 2e-5)
+    assert path.read_bytes() == before
+    assert {each.name for each in tmp_path.iterdir()} == {"kernel.so", "reference"}
+    assert check(kernel, 0, str(path), 2e-5, None).problem is None
 
 
 def test_half_precision_is_not_scaled(tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def die_in(name: str) -> Any:
     def compare(
-        *_args: Any, steps: Any, skipped: Sequence[str], progress_file: str
+        *_args: Any, steps: Any, skipped: Sequence[str], progress_file: str, rounding_sec: float
     ) -> ComparedCalls:
         assert not steps
+        assert rounding_sec == (0.0 if skipped else 2.0)
         if name in skipped:
             return ComparedCalls({"g": 1}, {"h": "output 0 is wrong"})
         Path(progress_file).write_text(name)
@@ -51,14 +52,17 @@ def test_a_crash_is_the_problem_of_the_function_that_ran(
     monkeypatch.setattr(functions, "compare_calls", die_in(name))
     with session_in(tmp_path, Budget()) as session, contextlib.closing(pool_of(session)) as pool:
         builds = (("untuned.so", "net.so"), [], "cpu")
-        found = functions.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
+        limits = {"most_sec": 60.0, "rounding_sec": 2.0}
+        found = functions.compare_builds(session, pool, builds, {}, rtol=1e-3, **limits)
         assert found == ComparedCalls({"g": 1}, problems)
         monkeypatch.setattr(functions, "compare_calls", die_in(""))
         with pytest.raises(WorkerDiedError):  # nobody knows what it was
-            functions.compare_builds(session, pool, builds, {}, rtol=1e-3, most_sec=60.0)
+            functions.compare_builds(session, pool, builds, {}, rtol=1e-3, **limits)
 
 
-def hang_in_f(*_args: Any, steps: Any, skipped: Sequence[str], progress_file: str) -> ComparedCalls:
+def hang_in_f(
+    *_args: Any, steps: Any, skipped: Sequence[str], progress_file: str, **_options: Any
+) -> ComparedCalls:
     assert not steps
     if "f" in skipped:
         return ComparedCalls()

@@ -54,13 +54,15 @@ from tvm_adaptive.models import Network, extract, prepare, run_exported
 from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.models.frontend import with_sample
+from tvm_adaptive.runner.playoff.finalist import is_refutation
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks import functions, library, peers
 from tvm_adaptive.tuning.checks import network as network_check
 from tvm_adaptive.tuning.checks.network import NetworkCheck
 from tvm_adaptive.tuning.checks.untuned import UntunedBuild
+from tvm_adaptive.tuning.native import identifier_of
 from tvm_adaptive.tuning.outcome import Comparison
-from tvm_adaptive.tuning.session import Session
+from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.values.forms import DIRECT, NO_FORM
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 
@@ -202,6 +204,25 @@ def test_the_journal_says_that_another_library_comes_before_it_does(
         with pytest.raises(KeyboardInterrupt):
             check._use(check._unchecked)
     assert session.journal.of("library") == [{"event": "library", "tuned": True}]
+
+
+def test_what_describes_a_library_goes_before_another_one_comes(
+    make_session: Any, network: Network
+) -> None:
+    """Of a killed ``apply``, programs would take the instruction sets of the library before."""
+    session = make_session()
+    names = [field.name for field in dataclasses.fields(RunContext)]
+    context = RunContext(**{name: getattr(session, name) for name in names})
+    with NetworkCheck(context, network, prepare(network, context.target)) as check:
+        described = [
+            context.work_dir / name
+            for name in ("manifest.json", f"{identifier_of(check._path.name)}.h")
+        ]
+        for path in (*described, check._path, check._unchecked):
+            path.write_text(path.name)
+        check._use(check._unchecked)
+        assert not any(path.exists() for path in described)
+        assert check._path.read_text() == check._unchecked.name
 
 
 @pytest.mark.parametrize(
@@ -347,6 +368,30 @@ def test_a_sample_of_one_number_does_not_check_functions(
             assert given
 
 
+def test_functions_are_compared_with_the_time_to_see_what_is_rounded(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, given_secs = Clock(), list[float]()
+
+    def compare(*_: Any, rounding_sec: float, **_options: Any) -> Any:
+        given_secs.append(rounding_sec)
+        return ComparedCalls()
+
+    monkeypatch.setattr(functions, "compare_builds", compare)
+    budget = Budget(1000.0, clock)
+    with session_in(tmp_path, budget) as session:
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            check._load_sec = 1.0
+            budget.plan_reserve(session.config.finish, 1, check.end_costs())
+            check.check_functions(database, [])
+            clock.now = 1000.0 - budget.least_later_sec
+            check._compare_functions()
+    assert given_secs[0] == 3.0  # of the ten after which a function hangs
+    assert given_secs[1] <= 0.0
+
+
 @pytest.fixture
 def checked(tmp_path: Path, network: Network) -> Iterator[Any]:
     """Return a function that checks all functions of a network, some of them changed."""
@@ -364,9 +409,10 @@ def checked(tmp_path: Path, network: Network) -> Iterator[Any]:
         def with_faults(*args: Any, **options: Any) -> Any:
             mod, coverage = schedule_network(*args, **options)
             changed = {
-                variable: changes[names[name]](function, name) if name in names else function
+                variable: changes[names[name]](function, name) if is_changed else function
                 for variable, function in mod.functions.items()
                 for name in [str(variable.name_hint)]
+                for is_changed in [name in names and name in coverage.tuned]
             }
             return IRModule(changed, attrs=mod.attrs), coverage
 
@@ -434,6 +480,58 @@ def test_what_is_wrong_is_named_and_is_not_in_the_result(
     assert comparison.agree
     assert check.n_tuned < len(verdicts)
     assert list(tmp_path.glob("*.so")) == [check._path]
+
+
+def bound_to_threads(function: Any, name: str) -> Any:
+    """Return a function that LLVM refuses: processors have no threads of that kind."""
+    schedule = Schedule(IRModule({name: function}), seed=1)
+    block = schedule.get_child_blocks(schedule.get_sblock("root", name))[0]
+    schedule.bind(schedule.get_loops(block)[0], "threadIdx.x")
+    return schedule.mod[name]
+
+
+def test_a_function_that_cannot_be_compiled_leaves_the_others_checked(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, verdicts, database = checked(monkeypatch, {1: bound_to_threads})
+    assert [i for i, each in enumerate(verdicts) if each] == [1]
+    assert verdicts[1].startswith("schedule: ")
+    assert " cannot be compiled: " in verdicts[1]
+    assert not is_refutation(verdicts[1])  # it may have been short of memory
+    assert None not in verdicts
+    assert check.n_tuned == len(verdicts) - 1
+    compiled = set(check._objects.path.glob("*.o"))
+    # Without it, hardly anything is compiled again.
+    sound = memory_database()
+    for i, record in enumerate(database.get_all_tuning_records()):
+        if i != 1:
+            copy_record(record, sound)
+    comparison = check.measure_tuned(sound)
+    assert comparison is not None
+    assert comparison.agree
+    assert len(set(check._objects.path.glob("*.o")) - compiled) <= 2
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_after_a_check_the_little_that_is_left_is_compiled_also_when_the_time_is_over(
+    tmp_path: Path, network: Network, *, is_checked: bool
+) -> None:
+    clock = Clock()
+    with session_in(tmp_path, Budget(1000.0, clock)) as session:
+        prepared = prepare(network, session.target, prepack=True)
+        mods = [task.dispatched[0] for task in extract(prepared, session.target)]
+        both, one = memory_database(), memory_database()
+        for mod, databases in zip(mods, ((both, one), (both,)), strict=False):
+            for database in databases:
+                copy_record(split_record(mod, session.target), database)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            if is_checked:
+                check.check_functions(both, mods[:2])
+            clock.now += 1001.0
+            check.measure_tuned(one)
+    assert check.is_compiled == is_checked
+    assert check.n_tuned == is_checked
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -164,6 +165,8 @@ def test_what_a_store_refused_is_offered_again_at_the_end(
     recorder.close()
     assert store.taken == ([] if n_notes else ["a", "b", "c"])
     assert len(session.observer.notes) == n_notes
+    for note in session.observer.notes:
+        assert note.endswith(f"tvm-adaptive db --store user import {shlex.quote(str(tmp_path))}")
     (said,) = VerdictFile(tmp_path, str(TVM_VERSION)).read().values()
     assert len(said) == 3, "the run itself knows"
 
@@ -380,6 +383,7 @@ def decided(
     *,
     reason: str = "won",
     is_proven: bool = False,  # what is the best of each task
+    is_second: bool = False,
 ) -> tuple[list[TaskOutcome], list[float], list[str]]:
     """Return outcomes, the final database's times, and the tasks that had play-offs."""
     mine, played = [], []
@@ -422,6 +426,7 @@ def decided(
         any_check,
         run_database=nothing,
         draft=draft,
+        is_second=is_second,
     )
     final = json_database(session.work_dir / "final").get_all_tuning_records()
     return outcomes, sorted(float(each.run_secs[0]) for each in final), played
@@ -525,6 +530,39 @@ def test_what_fails_within_the_network_is_disqualified_and_the_next_one_plays(
         (True, 0),
     ]
     assert sorted(said_in(session.work_dir).values()) == sorted(["", "", "", verdict])
+
+
+def test_what_is_compiled_and_checked_leaves_its_time_to_the_play_offs_of_what_failed(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = budget_with(20.0, 1000.0)
+    budget.plan_reserve(DEFAULT.finish, 2, EndCosts(20.0, 5.0, network_check_sec=3.0))
+    tasks = [TaskProgress(name, 1.0, 4, best_sec=1e-3, build_sec=10.0) for name in "01"]
+    budget.update_reserve(RunProgress(tasks), (), 16)
+    assert budget.spare_sec < 0
+    session, check = make_session(budget=budget, target=TARGET), Check("", "wrong result")
+    _, final, played = decided(session, monkeypatch, check, [[2e-3, 4e-3], [1e-3, 3e-3]])
+    assert (final, played) == ([2e-3, 3e-3], ["1"])
+
+
+@pytest.mark.parametrize(("is_second", "reserved_sec"), [(False, 5.0), (True, 23.0)])
+def test_a_second_decision_reserves_what_is_compiled_and_checked_again(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, is_second: bool, reserved_sec: float
+) -> None:
+    session, check = session_with_check(make_session), Check("", "")
+    tasks = [TaskProgress(name, 1.0, 4, best_sec=1e-3) for name in "01"]
+    session.update_reserve(RunProgress(tasks))
+    session.budget.network_checked(0)  # in the first decision
+    found, reserved = check.check_functions, list[float]()
+
+    def watched(*arguments: Any) -> list[FunctionCheck]:
+        reserved.append(session.budget.reserve_sec)
+        return found(*arguments)
+
+    monkeypatch.setattr(check, "check_functions", watched)
+    secs = [[2e-3, 4e-3], [1e-3, 3e-3]]
+    decided(session, monkeypatch, check, secs, is_second=is_second)
+    assert reserved == [reserved_sec]
 
 
 def test_a_task_without_another_record_stays_untuned(

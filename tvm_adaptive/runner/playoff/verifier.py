@@ -42,7 +42,6 @@ from tvm_adaptive.runner.playoff.modules import (
     with_plain_weights,
 )
 from tvm_adaptive.runner.playoff.worker import (
-    N_PAIRS,
     Kernel,
     check,
     run_neighbours,
@@ -50,7 +49,7 @@ from tvm_adaptive.runner.playoff.worker import (
     time_once,
 )
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
-from tvm_adaptive.values.agreement import tolerance
+from tvm_adaptive.values.agreement import N_PERTURBED_PAIRS, tolerance
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
@@ -186,7 +185,7 @@ class Verifier:
         """Run the untuned module on neighbours of the values, or note why that failed."""
         task = (untuned, self.options.seed, self._reference, self._rtol)
         # As many runs; half of the time is for the other finalists.
-        most_sec = 2 * N_PAIRS * self.options.reference_timeout_sec
+        most_sec = 2 * N_PERTURBED_PAIRS * self.options.reference_timeout_sec
         timeout_sec = min(most_sec, self.left_sec() / 2)
         error = self._call(run_neighbours, task, timeout_sec).error
         if error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pickle
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from tvm_adaptive.runner.evaluator import MISJUDGED_FACTOR, Timer
 from tvm_adaptive.runner.measure import give_threads_cores
 from tvm_adaptive.runner.timers import rotating_timer_of, timer_of
 from tvm_adaptive.values.agreement import (
+    N_PERTURBED_PAIRS,
     Array,
     differs_rarely,
     disagreement,
@@ -33,9 +35,6 @@ from tvm_adaptive.workers import device_session
 # Nothing that runs beside a kernel makes it seem so long. Such a kernel is timed once: three
 # more runs of it might exceed the deadline.
 _LONG_RUN_SEC = 1.0
-# Three opposite pairs of perturbations. Of a thousand integers that another order of
-# additions changes, they usually miss none; see the size of a perturbation.
-N_PAIRS = 3
 # Of floating-point values. Sums of a thousand products with a scale of 3e-4, as quantised
 # convolutions have, are rounded to several numbers with the fifth.
 _SCALES = tuple(4.0**power for power in range(7))
@@ -91,7 +90,14 @@ class _Reference:
         return reference
 
     def write(self, path: str) -> None:
-        Path(path).write_bytes(pickle.dumps(self))
+        # A part of a file would count against the kernels that are compared with it.
+        fresh = Path(f"{path}.new")
+        try:
+            fresh.write_bytes(pickle.dumps(self))
+            os.replace(fresh, path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
 
 
 # A task's reference runs first and drops the kernels of the task before.
@@ -145,7 +151,7 @@ def run_neighbours(kernel: Kernel, seed: int, path: str, rtol: float) -> None:
     """Run the reference on perturbed values and save what it writes, too."""
     reference = _Reference.read(path)
     start = _start_values(kernel, seed, reference.is_positive, reference.scale)
-    for pair in range(N_PAIRS):
+    for pair in range(N_PERTURBED_PAIRS):
         rng = np.random.default_rng([seed, len(start), pair])
         for values in perturbed(start, rtol, rng):
             end = _run(kernel, values)

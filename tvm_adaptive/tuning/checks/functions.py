@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -44,6 +44,7 @@ def compare_functions(
     steps: Mapping[str, Sequence[str]],
     *,
     most_sec: float,
+    rounding_sec: float = 0.0,
     in_overtime: bool = False,
 ) -> ComparedCalls:
     """Compare the functions of two builds of a network; see :func:`compare_builds`."""
@@ -57,6 +58,7 @@ def compare_functions(
         rtol=rtol,
         steps=steps,
         most_sec=most_sec,
+        rounding_sec=rounding_sec,
         in_overtime=in_overtime,
     )
 
@@ -70,12 +72,14 @@ def compare_builds(
     rtol: float | Mapping[str, float],
     steps: Mapping[str, Sequence[str]] = MappingProxyType({}),
     most_sec: float,
+    rounding_sec: float = 0.0,
     in_overtime: bool = False,
 ) -> ComparedCalls:
     """Compare two builds call by call; a crash or a hang is the problem of its function.
 
-    With ``in_overtime``, the first attempt may end after the budget. Raises OutOfTimeError when the
-    budget ends first, WorkerError when something else than a tuned function failed.
+    The first attempt has ``rounding_sec`` to see what the reference rounds; with ``in_overtime``
+    it may end after the budget. Raises OutOfTimeError when the budget ends first, WorkerError when
+    something else than a tuned function failed.
     """
     failed: dict[str, str] = {}
     with ScratchFolder("calls", context.work_dir) as folder:
@@ -89,7 +93,11 @@ def compare_builds(
             if limit_sec < min(_LEAST_LOAD_SEC, most_sec):
                 raise OutOfTimeError("no time was left to compare the functions one by one")
             compare = functools.partial(
-                compare_calls, steps=dict(steps), skipped=tuple(failed), progress_file=str(path)
+                compare_calls,
+                steps=dict(steps),
+                skipped=tuple(failed),
+                rounding_sec=0.0 if failed else rounding_sec,
+                progress_file=str(path),
             )
             (outcome,) = pool.map(compare, [(*builds, n_outputs, rtol)], limit_sec)
             if outcome.error is None:
@@ -113,6 +121,24 @@ def _raise_unless_its_own(error: WorkerError, name: str, is_short: bool) -> None
 def compared_outputs(mod: IRModule, steps: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Return how many outputs each function of two builds has, one of which computes in steps."""
     return output_counts(mod) | {name: 1 for those in steps.values() for name in those}
+
+
+def steps_in_library(
+    steps: Mapping[str, Sequence[str]], equal: Iterable[Sequence[str]], library: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the steps in the place of functions, by the names that a library has.
+
+    Of equal steps of several groups it has one, which all of them call.
+    """
+    found = {
+        name: next((each for each in names if each in library), name)
+        for names in equal
+        for name in names
+    }
+    return {
+        name: tuple(each if each in library else found[each] for each in those)
+        for name, those in steps.items()
+    }
 
 
 def tolerances(functions: Mapping[str, PrimFunc], rtol: float) -> dict[str, float]:

@@ -29,11 +29,12 @@ from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.budget import EndCosts
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.target import n_cores_of
+from tvm_adaptive.tuning.target import n_cores_of, n_threads_of
 from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.workers.device_session import save_linked
 from tvm_adaptive.workers.pool import WorkerPool
+from tvm_adaptive.workers.roofline import measure_roofline
 
 if TYPE_CHECKING:  # in typing from Python 3.11 on
     from typing_extensions import Self
@@ -42,6 +43,9 @@ if TYPE_CHECKING:  # in typing from Python 3.11 on
 RUN_TIMEOUT_SEC = 120.0
 # With less, starting a worker and loading a library would be cut short as often as not.
 LEAST_RUN_SEC = 1.0
+# Two measurements, with importing what they need.
+_ROOFLINE_SEC = 1.0
+_ROOFLINE_TIMEOUT_SEC = 10.0
 # Compiling tuned functions takes longer than untuned ones: they are unrolled.
 _COMPILE_MARGIN = 2.5
 # Compiling untuned functions again takes the same time, plus what else the machine does,
@@ -192,13 +196,22 @@ class LibraryCheck:
             self._report_failure(path, outcome.error)
         return None
 
+    def _write_roofline(self) -> None:
+        """Measure for the journal what this processor reaches, if there is time."""
+        if self._context.budget.left_sec < _ROOFLINE_SEC:
+            return
+        n_threads = n_threads_of(self._context.target)
+        (outcome,) = self._pool.map(measure_roofline, [(n_threads,)], _ROOFLINE_TIMEOUT_SEC)
+        if outcome.error is None:
+            self._context.journal.write("roofline", **outcome.value._asdict())
+
     def _comparable_sec(self, before: Measurement | None) -> float:
         """Return a latency; infinite if the last library ran on another device."""
         if before is None or before.device != self._device:
             return math.inf
         return before.latency_sec
 
-    def _compile_tuned(self, export: Callable[..., Any], task: tuple[Any, ...]) -> None:
+    def _compile_tuned(self, export: Callable[..., Any], task: tuple[Any, ...]) -> Any:
         """Compile in a worker, as long as budget and overtime last."""
         self._check_overtime()
         limit_sec = self._context.budget.overtime_left_sec
@@ -208,6 +221,7 @@ class LibraryCheck:
             raise OutOfTimeError(OUT_OF_TIME) from outcome.error
         if outcome.error is not None:
             raise outcome.error
+        return outcome.value
 
     def _check_time(self) -> None:
         if self._context.budget.left_sec <= 0:
@@ -236,6 +250,12 @@ class LibraryCheck:
         self.shortfall = ""  # an earlier lack of time is not why the result cannot be run
         self._context.observer.note(f"{path.name} could not be made and run: {summary_line(error)}")
         self._context.journal.write("error", where=path.name, message=str(error))
+
+    def _forget_description(self, *names: str) -> None:
+        """Remove what describes the library before, for which programs would take this one."""
+        if not isinstance(self._context, Session):  # a run has no such files
+            for name in names:
+                (self._context.work_dir / name).unlink(missing_ok=True)
 
     def _linked(self, path: Path) -> Path:
         """Return a library that was run in the form to keep; a farm's device links it."""

@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tvm_adaptive.errors import (
     InvalidOptionError,
     MachineError,
     WorkerError,
+    WorkerTaskError,
     as_invalid_option,
     summary_line,
 )
@@ -35,15 +36,26 @@ from tvm_adaptive.models import (
     try_exported,
 )
 from tvm_adaptive.models.compare_calls import ComparedCalls
-from tvm_adaptive.models.compile import device_kind, export_module, schedule_network
+from tvm_adaptive.models.compile import (
+    Exported,
+    device_kind,
+    export_module,
+    schedule_network,
+)
 from tvm_adaptive.models.frontend.load import slug
 from tvm_adaptive.models.prepare import fastest_forms_of, in_forms
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
+from tvm_adaptive.runner.playoff.finalist import SCHEDULE_FAILED
 from tvm_adaptive.tuning.budget import EndCosts
 from tvm_adaptive.tuning.checks.difference import MOST_SEC, source_of_difference
 from tvm_adaptive.tuning.checks.framework import FrameworkReference
-from tvm_adaptive.tuning.checks.functions import compare_functions, compared_outputs, functions_of
+from tvm_adaptive.tuning.checks.functions import (
+    compare_functions,
+    compared_outputs,
+    functions_of,
+    steps_in_library,
+)
 from tvm_adaptive.tuning.checks.library import (
     UNTUNED_SHARE,
     FunctionCheck,
@@ -54,16 +66,14 @@ from tvm_adaptive.tuning.checks.library import (
 )
 from tvm_adaptive.tuning.checks.peers import Rivals
 from tvm_adaptive.tuning.checks.untuned import UntunedBuild, tuned_margin
+from tvm_adaptive.tuning.manifest import MANIFEST_FILE
+from tvm_adaptive.tuning.native import identifier_of
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext, Session
-from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.values.agreement import outputs_problem
 from tvm_adaptive.values.forms import NO_FORM
-from tvm_adaptive.workers.roofline import measure_roofline
 from tvm_adaptive.workers.scratch import ScratchFolder
 
-# Two measurements, with importing what they need.
-_ROOFLINE_SEC = 1.0
 # Nobody runs an untuned network that takes longer; with loading it.
 _SLOW_RUN_SEC = 10.0
 # Load the tuned network and run it once, if loading the untuned one was not timed.
@@ -74,6 +84,9 @@ _CHECK_MARGIN = 2.0
 # that hangs.
 _HANG_MARGIN = 3.0
 _LEAST_HANG_SEC = 10.0
+# Of those seconds, what may be spent to see what the untuned network rounds. Each function that
+# it explains saves a play-off, which takes a second or more.
+_ROUNDING_SHARE = 0.3
 # Saving, packing, writing and linking weights: with 97 MB, 3.3 s of ResNet-18's compilation, with
 # 160 MB 7 s on a disk that takes 270 MB/s.
 _SEC_PER_WEIGHT_BYTE = 3e-8
@@ -109,6 +122,7 @@ class NetworkCheck(LibraryCheck):
         # Under a name of its own until each function in it is checked.
         self._unchecked = context.work_dir / f".unchecked{self._suffix}"
         self._compiled: frozenset[str] = frozenset()  # the records in it
+        self._objects: ScratchFolder | None = None  # of the functions compiled so far
         # The functions that take the place of one in the tuned library, by its name.
         self._steps: dict[str, tuple[str, ...]] = {}
         # Kept until there is a tuned one: a run always ends with a library.
@@ -166,9 +180,16 @@ class NetworkCheck(LibraryCheck):
     def _compare_functions(self) -> ComparedCalls:
         """Compare the functions of the library to check with those of the untuned one."""
         inputs = self._network.telling_inputs(self._context.seed)
-        most_sec = max(_LEAST_HANG_SEC, _HANG_MARGIN * (self._network_check_sec or 0.0))
+        check_sec = self._network_check_sec or 0.0
+        most_sec = max(_LEAST_HANG_SEC, _HANG_MARGIN * check_sec)
         start_sec = time.perf_counter()
-        found = self._compared(self._unchecked, inputs, most_sec, in_overtime=True)
+        found = self._compared(
+            self._unchecked,
+            inputs,
+            most_sec=most_sec,
+            rounding_sec=min(_ROUNDING_SHARE * most_sec, self._spare_sec - check_sec),
+            in_overtime=True,
+        )
         self._context.journal.write(
             "network-check",
             n_functions=len(compared_outputs(self._prepared.mod, self._steps)),
@@ -179,27 +200,25 @@ class NetworkCheck(LibraryCheck):
         )
         return found
 
-    def _compared(
-        self, library: Path, inputs: Sequence[Any], most_sec: float, *, in_overtime: bool = False
-    ) -> ComparedCalls:
+    @property
+    def _spare_sec(self) -> float:
+        """Seconds left, without those of what follows if nothing is compiled again."""
+        return self._context.budget.left_sec - self._context.budget.least_later_sec
+
+    def _compared(self, library: Path, inputs: Sequence[Any], **options: Any) -> ComparedCalls:
         """Compare the functions of a library with those of the untuned one."""
+        parts = self._context, self._pool, self._prepared
         builds = (str(self._untuned), str(library)), inputs, self._device_kind
-        return compare_functions(
-            self._context,
-            self._pool,
-            self._prepared,
-            builds,
-            self._steps,
-            most_sec=most_sec,
-            in_overtime=in_overtime,
-        )
+        return compare_functions(*parts, builds, self._steps, **options)
 
     def _verdict(self, mod: IRModule, found: ComparedCalls) -> FunctionCheck:
         """Return what was found of the functions of one task."""
         # Of equal functions of two groups of forms, a library may have one.
-        library = self.covered.tuned.keys() | self.covered.fallback.keys()
+        library = self.covered.functions
         names = [name for name in self._names.get(workload_key(mod), ()) if name in library]
-        problems = [found.problems[name] for name in names if name in found.problems]
+        failed = {name: f"{SCHEDULE_FAILED}{why}" for name, why in self.covered.failed.items()}
+        all_problems = failed | found.problems
+        problems = [all_problems[name] for name in names if name in all_problems]
         if problems:
             return FunctionCheck(problems[0])
         is_checked = all(
@@ -236,6 +255,8 @@ class NetworkCheck(LibraryCheck):
         self._framework.close()
         super().__exit__(*exception)
         self._remove_others()
+        if self._objects is not None:
+            self._objects.remove()
 
     def measure_untuned(self) -> None:
         """Compile the network untuned and check its import; without a framework, time it, too."""
@@ -254,12 +275,14 @@ class NetworkCheck(LibraryCheck):
                 return
             if isinstance(outcome.error, MachineError):
                 raise outcome.error
-            if outcome.error is not None:
-                reason = summary_line(outcome.error)
+            exported: Exported | None = outcome.value
+            if exported is None or exported.refused:
+                reasons = [] if exported is None else map(": ".join, exported.refused.items())
+                reason = next(iter(reasons), "") or summary_line(outcome.error or "")
                 raise InvalidOptionError(f"TVM cannot compile {self._prepared.name}: {reason}")
-            self._compile_sec = outcome.value
+            self._compile_sec = exported.compile_sec
             # The latter with writing the weights, the former with what a quick one has saved.
-            self._build_sec = max(outcome.value, outcome.elapsed_sec)
+            self._build_sec = max(exported.compile_sec, outcome.elapsed_sec)
             self._before = self._measure_untuned()
         if self._before is None:
             return
@@ -319,7 +342,7 @@ class NetworkCheck(LibraryCheck):
                 self._framework.replaces_untuned and self._before is not None
             )
             comparison = self._compare_tuned(path) if is_comparable else None
-            if comparison is not None:
+            if comparison is not None and self._is_here:
                 self._write_roofline()
             self.library = self._linked(path)
         if comparison is None or comparison.agree or not self.uses_forms:
@@ -332,6 +355,7 @@ class NetworkCheck(LibraryCheck):
         """Put a library in the place of the result, whole: what was there may be in use."""
         # First: after a kill in between, what was not compared must not count as what was.
         self._context.journal.write("library", tuned=library == self._unchecked)
+        self._forget_description(MANIFEST_FILE, f"{identifier_of(self._path.name)}.h")
         os.replace(library, self._path)
 
     def _use_untuned(self) -> None:
@@ -402,15 +426,6 @@ class NetworkCheck(LibraryCheck):
             problem,
         )
 
-    def _write_roofline(self) -> None:
-        """Measure for the journal what the processor reaches, if there is time."""
-        if not self._is_here or self._context.budget.left_sec < _ROOFLINE_SEC:
-            return
-        n_threads = n_threads_of(self._context.target)
-        (outcome,) = self._pool.map(measure_roofline, [(n_threads,)], _SLOW_RUN_SEC)
-        if outcome.error is None:
-            self._context.journal.write("roofline", **outcome.value._asdict())
-
     def _before_sec(self, rivals: Rivals, framework: str) -> float:
         """Return the latency to compare with: the framework's, or the untuned network's."""
         if not (framework and self._framework.has_rivals):
@@ -431,7 +446,7 @@ class NetworkCheck(LibraryCheck):
             return "no function is tuned"
         return source_of_difference(
             self._context,
-            lambda: self._compared(path, self._inputs, MOST_SEC),
+            lambda: self._compared(path, self._inputs, most_sec=MOST_SEC),
             self._prepared,
             tuned=self.covered.tuned,
         )
@@ -440,49 +455,56 @@ class NetworkCheck(LibraryCheck):
         """Compile the tuned network; return False, and report why, if there is no library."""
         context = self._context
         try:
-            self._check_time()
+            if not self._compiled:  # else most of it is compiled
+                self._check_time()
             forms = fastest_forms_of(self._prepared, database, context.target)
-            prepared = in_forms(self._prepared, forms)
-            mod, coverage = schedule_network(
-                prepared, database, context.target, check=self._check_overtime
-            )
-            if not coverage.tuned and context.budget.seconds is not None:
-                if coverage.fallback:
-                    self._report_shortfall(f"nothing is tuned; {self._what_is_left()}")
-                if not (self._compiling and self._compiling.is_quick):
-                    return False
-            with ScratchFolder("network", context.work_dir) as folder:
-                save_module(mod, folder)
-                task = (str(folder), save_json(context.target), str(path))
-                self._compile_tuned(export_module, task)
+            coverage = self._export(in_forms(self._prepared, forms), database, path)
+            if coverage is None:
+                return False
         except Exception as error:
             self._report_uncompiled(self._path, error, f"; {self._what_is_left()}")
             return False
         self.failure = ""
         self._set_coverage(coverage)
         if self._prepared.alternatives is not None:
-            self._steps = self._steps_in_library(forms)
+            steps = self._prepared.alternatives.steps(forms)
+            self._steps = steps_in_library(steps, self._names.values(), coverage.functions)
         context.journal.write("coverage", **dataclasses.asdict(coverage))
         return True
 
-    def _steps_in_library(self, forms: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """Return the steps in the place of functions, by the names that the library has.
+    def _export(self, prepared: Prepared, database: Database, path: Path) -> Coverage | None:
+        """Compile without what the compiler refuses; return None if there is nothing to compile.
 
-        Of equal steps of several groups it has one, which all of them call.
+        What was compiled for an earlier library is not compiled again.
         """
-        alternatives = self._prepared.alternatives
-        assert alternatives is not None
-        library = self.covered.tuned.keys() | self.covered.fallback.keys()
-        equal = {
-            name: next((each for each in names if each in library), name)
-            for names in self._names.values()
-            for name in names
-        }
-        found = alternatives.steps(forms)
-        return {
-            name: tuple(each if each in library else equal[each] for each in those)
-            for name, those in found.items()
-        }
+        context, refused = self._context, dict[str, str]()
+        if self._objects is None:
+            self._objects = ScratchFolder("objects", context.work_dir)
+        while True:
+            mod, coverage = schedule_network(
+                prepared, database, context.target, refused=refused, check=self._check_overtime
+            )
+            if refused and not coverage.tuned:
+                raise WorkerTaskError("; ".join(refused.values()))
+            if not coverage.tuned and context.budget.seconds is not None:
+                if coverage.fallback:
+                    self._report_shortfall(f"nothing is tuned; {self._what_is_left()}")
+                if not (self._compiling and self._compiling.is_quick):
+                    return None
+            with ScratchFolder("network", context.work_dir) as folder:
+                save_module(mod, folder)
+                task = (str(folder), save_json(context.target), str(path), str(self._objects.path))
+                exported: Exported = self._compile_tuned(export_module, task)
+            if not exported.refused:
+                return coverage
+            problems = {
+                name: f"{name} cannot be compiled: {why}" for name, why in exported.refused.items()
+            }
+            text = "; ".join(problems.values())
+            if not problems.keys() & coverage.tuned.keys():
+                raise WorkerTaskError(text)
+            context.journal.write("error", where="compile", message=text)
+            refused |= problems
 
     def _set_coverage(self, coverage: Coverage) -> None:
         self.coverage = coverage.summary()

@@ -19,6 +19,7 @@ from tvm_adaptive.tuning.checks.library import (
     LibraryCheck,
     Measurement,
 )
+from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext
 
@@ -68,6 +69,7 @@ class OperatorCheck(LibraryCheck):
             return None
         # All libraries before any comparison: they are what the user wants.
         self._context.journal.write("library", tuned=True)  # what was compared is replaced
+        self._forget_description(MANIFEST_FILE)
         with self._context.stage("compile"):
             paths = [self._compile(task, database) for task in self._tasks]
         compiled = list(zip(self._tasks, paths, strict=True))

@@ -60,7 +60,7 @@ class UntunedBuild:
             return outcomes.get(0)
 
     def result(self) -> Outcome | None:
-        """Wait for the seconds of the compilation without the weights; None if it was stopped."""
+        """Wait for what :func:`export_module` returns; None if it was stopped."""
         return self._compiling.result()
 
     def close(self) -> None:

@@ -69,6 +69,8 @@ def decide(
     written before anything of it is used.
     """
     budget = session.budget
+    if is_second:  # all is compiled and checked again
+        session.update_reserve(progress)
     n_records = _N_STAKED if budget.checks_network or budget.interrupted else None
     recorded = finalists_of(session, tasks, run_database, n_records=n_records)
     add_drafts = None
@@ -236,14 +238,16 @@ def _check_others(
         lost = [dataclasses.replace(winner, disqualified=problem)]
         reports[index] = dataclasses.replace(reports[index], finalists=(*others, *lost))
         recorder.add(reports[index])
+    lost_tasks = [index for index in (*left, *problems) if reports[index].winner is None]
+    if problems or any(not each.finalists[0].unchecked for each in found.values()):
+        session.budget.network_checked(len(lost_tasks))  # else nothing may be compiled
     # All records of many tasks take seconds to read, which there may not be.
     has_time = session.budget.spare_sec > 0
     failed = {
         index: (finalists[index].complete() if has_time else finalists[index]).without(
             reports[index].finalists
         )
-        for index in (*left, *problems)
-        if reports[index].winner is None
+        for index in lost_tasks
     }
     if failed:
         for index, report in hold_playoffs(session, failed, recorder).items():
