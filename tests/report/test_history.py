@@ -21,6 +21,16 @@ from tvm_adaptive.values.roofline import Roofline
 WriteRun = Callable[..., Path]
 
 
+def test_trials_of_another_workload_are_not_listed(tmp_path: Path) -> None:
+    for key, latencies_ms in (("x", [1.0]), ("y", [3.0, 2.0])):
+        with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+            journal.write("tasks", tasks=[{"name": "conv", "workload_key": key}])
+            journal.write("measured", task="conv", latencies_ms=latencies_ms)
+    history = read_run(tmp_path)
+    assert [trial.ms for trial in history.trials if trial.improves] == [3.0, 2.0]
+    assert len(history.trials) == history.n_trials == 2
+
+
 def test_a_finished_run(write_run: WriteRun) -> None:
     history = read_run(write_run(n_slots=8))
     assert (history.state, history.n_trials, len(history.slots)) == ("finished", 128, 8)

@@ -306,6 +306,42 @@ def rounds_of_a_run(n: int) -> list[dict[str, Any]]:
     return events
 
 
+def test_tasks_of_an_earlier_attempt_have_no_share() -> None:
+    """Where forms were given up, a resumed run has the direct ones only."""
+    history = RunHistory()
+    direct, dense = {"name": "direct"}, {"name": "dense"}
+    winograd = {"name": "winograd", "group": "c", "form": "winograd-2x2"}
+    history.add({"event": "tasks", "tasks": [{**direct, "group": "c"}, winograd, dense]})
+    for name, ms in (("direct", 10.0), ("winograd", 6.0), ("dense", 10.0)):
+        history.add({"event": "measured", "task": name, "latencies_ms": [ms]})
+    assert shares_of(history) == {"direct": "-", "winograd": "38%", "dense": "62%"}
+    for event in ({"event": "journal"}, {"event": "run", "resumed": True}):
+        history.add(event)
+    history.add({"event": "tasks", "tasks": [direct, dense]})
+    assert shares_of(history) == {"direct": "50%", "winograd": "-", "dense": "50%"}
+
+
+def shares_of(history: RunHistory) -> dict[str, str]:
+    rows = [line.split() for line in drawn(history, None).splitlines()]
+    return {row[0]: row[-1] for row in rows if row and row[0] in history.tasks}
+
+
+def test_a_time_that_a_play_off_refuted_is_not_shown_after_a_resumption() -> None:
+    history, names = RunHistory(keeps_all=False), [{"name": "conv"}, {"name": "dense"}]
+    fast = {"task": "conv", "latencies_ms": [1.0, 0.125], "best_ms": 0.125}
+    history.add({"event": "tasks", "tasks": names})
+    history.add({"event": "measured", **fast})
+    history.add({"event": "measured", "task": "dense", "latencies_ms": [1.0], "best_ms": 1.0})
+    assert shares_of(history) == {"conv": "11%", "dense": "89%"}
+    for event in ({"event": "journal"}, {"event": "run", "resumed": True}):
+        history.add(event)
+    history.add({"event": "tasks", "tasks": names})
+    history.add({"event": "measured", "task": "conv", "latencies_ms": [2.0], "best_ms": 1.0})
+    assert shares_of(history) == {"conv": "50%", "dense": "50%"}
+    history.add({"event": "measured", "task": "dense", "latencies_ms": [None], "best_ms": None})
+    assert shares_of(history) == {"conv": "100%", "dense": "-"}
+
+
 def test_a_screen_needs_no_event_of_the_past() -> None:
     brief, whole = RunHistory(keeps_all=False), RunHistory()
     events = rounds_of_a_run(200)

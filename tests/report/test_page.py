@@ -295,6 +295,52 @@ def test_a_time_that_was_refuted_is_not_shown_as_checked(tmp_path: Path) -> None
     assert ("<td class=n>1.5</td><td class=n>3</td>" in row, "0.125" in row) == (True, False)
 
 
+def test_a_resumed_run_does_not_call_unchecked_times_checked(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        journal.write("measured", task="conv", weight=2.0, latencies_ms=[1.0, 0.125])
+        task = {"name": "conv", "best_sec": 0.0015, "played_off": True, "is_used": True}
+        journal.write("report", interrupted=False, tasks=[task])
+    assert row_of(page([read_run(tmp_path)]), "conv").endswith("<td class=n>yes</td>")
+    Journal(tmp_path / "journal.jsonl").close()  # resumed, then killed
+    assert row_of(page([read_run(tmp_path)]), "conv").endswith("<td class=n>-</td>")
+
+
+def test_what_is_left_is_that_of_the_deployed_form(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        tasks = [
+            {"name": "direct", "group": "g"},
+            {"name": "winograd", "group": "g", "form": "winograd-2x2"},
+        ]
+        journal.write("tasks", tasks=tasks)
+        for name, ms in (("direct", 2.0), ("winograd", 1.0)):
+            journal.write("measured", task=name, flop=5e8, latencies_ms=[ms])
+        journal.write("roofline", flop_per_sec=1e12, bytes_per_sec=1e12)
+        played = {"name": "direct", "best_sec": 0.002, "played_off": True, "is_used": True}
+        lost = {"name": "winograd", "best_sec": 0.001, "is_used": False}
+        journal.write("report", interrupted=False, tasks=[played, lost])
+    text = page([read_run(tmp_path)])
+    assert "<td class=n>25</td><td class=n>1.5</td>" in row_of(text, "direct")
+    assert "<td class=n>50</td><td class=n>-</td>" in row_of(text, "winograd")
+
+
+def test_a_compared_run_with_wrong_outputs_is_marked(write_run: WriteRun) -> None:
+    right, wrong = write_run("a"), write_run("b")
+    assert "OUTPUTS DISAGREE" not in page([read_run(right), read_run(wrong)])
+    with closing(Journal(wrong / "journal.jsonl")) as journal:
+        found = Comparison(0.5, 0.004, 9.0, 9.0, agree=False)
+        journal.write("comparison", **dataclasses.asdict(found))
+    assert "OUTPUTS DISAGREE" in page([read_run(right), read_run(wrong)])
+
+
+def test_every_stage_looks_different(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        for name in ("prepare", "untuned", "search", "play-off", "compile", "check", "compare"):
+            journal.write("stage", stage=name, seconds=1.0)
+    chart = stages_chart([read_run(tmp_path)])
+    assert len({json.dumps(trace["marker"], sort_keys=True) for trace in chart.data}) == 10
+    plotly.graph_objects.Figure(data=chart.data, layout=chart.layout)
+
+
 def test_tasks_that_no_trial_reached_have_rows_and_their_calls(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / "journal.jsonl")) as journal:
         tasks = [{"name": name, "weight": 4.0} for name in ("conv", "dense", "late")]

@@ -87,7 +87,7 @@ class History:
     # of the attempt that compiled the library which is there; None if that was not compared
     library_report: dict[str, Any] | None = None
     runs_since: set[str] = dataclasses.field(default_factory=set)  # attempts after that one
-    # At least so many trials waited for the shared store when an attempt was killed, and no line
+    # At least so many trials were not in the shared store when an attempt was killed, and no line
     # has said so.
     n_waiting: int = 0
     before_sec: float = 0.0  # seconds of all attempts but the last
@@ -222,7 +222,8 @@ class History:
         if event["event"] == "undelivered":  # a line has said so
             self.n_waiting = 0
         elif event.get("where", SHARED_STORE) == SHARED_STORE and "n_waiting" in event:
-            self.n_waiting = int(event["n_waiting"]) if event["event"] == "error" else 0
+            n_waiting = int(event["n_waiting"]) if event["event"] == "error" else 0
+            self.n_waiting = n_waiting + int(event.get("n_dropped") or 0)
 
     def _end_search(self) -> None:
         """Count the seconds of a killed search, which has written no stage."""

@@ -178,6 +178,8 @@ def stages_chart(histories: Sequence[RunHistory]) -> Chart:
         )
         for n, name in enumerate(dict.fromkeys(name for row in rows for name in row))
     ]
+    for trace in data[len(COLOURS) :]:  # in a colour that another one has
+        trace["marker"]["pattern"] = {"shape": "/"}
     return Chart(
         "stages",
         "Seconds of each stage",

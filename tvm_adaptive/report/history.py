@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ class RunHistory(History):
     compared_sec: float = 0.0  # when that was made
     last_report: Event | None = None  # also of an earlier or interrupted attempt
     state: str = _RUNNING  # or ``"finished"``, or ``"interrupted"``
+    _gone: set[str] = dataclasses.field(default_factory=set)  # tasks of earlier attempts only
     _joiner: TrialJoiner = dataclasses.field(default_factory=TrialJoiner)
     _open: dict[str, Event] = dataclasses.field(default_factory=dict)  # slots by task
 
@@ -95,7 +96,18 @@ class RunHistory(History):
     def network_tasks(self) -> set[str]:
         """Return the tasks that the network would consist of now: not those of other forms."""
         used = {task.name for task in self.used_tasks}
-        return {name for name in self.tasks if name not in self.weights or name in used}
+        # A run's end may have chosen other forms than the times of trials suggest.
+        reported = {str(each["name"]): each.get("is_used", True) for each in self.reported_tasks}
+        return {
+            name
+            for name in self.tasks.keys() - self._gone
+            if reported.get(name, name not in self.weights or name in used)
+        }
+
+    @property
+    def reported_tasks(self) -> Sequence[Event]:
+        """What the report says of each task; nothing while another attempt goes on."""
+        return () if self.state == _RUNNING else (self.last_report or {}).get("tasks") or ()
 
     def limit_ms(self, task: TaskHistory) -> float:
         """Return the least milliseconds of a task by the roofline; NaN if that is not known."""
@@ -117,8 +129,7 @@ class RunHistory(History):
         tasks = dict(self.tasks)
         for task in self.used_tasks:  # also those that no trial has reached
             tasks.setdefault(task.name, TaskHistory(name=task.name, weight=task.weight))
-        reported = (self.last_report or {}).get("tasks") or () if self.state != _RUNNING else ()
-        for each in reported:
+        for each in self.reported_tasks:
             name, is_checked = str(each["name"]), each.get("played_off") or each.get("in_network")
             if name in tasks and is_checked and each.get("best_sec") is not None:
                 tasks[name] = dataclasses.replace(tasks[name], best_sec=float(each["best_sec"]))
@@ -133,6 +144,14 @@ class RunHistory(History):
         task = super()._task(event)
         task.weight = self.weights.get(task.name, task.weight)
         return task
+
+    def keep_tasks(self, keys: Mapping[str, str]) -> None:
+        """Forget the trials of names that stand for another workload now."""
+        before = set(self.tasks)
+        super().keep_tasks(keys)
+        lost = before - self.tasks.keys()
+        self.trials = [trial for trial in self.trials if trial.task not in lost]
+        self._joiner.forget(lost)
 
     def forget_times(self) -> None:
         """Forget what another machine measured; it took its seconds nevertheless."""
@@ -184,11 +203,14 @@ class RunHistory(History):
         self._joiner.begin_attempt()
 
     def _add_tasks(self, event: Event) -> None:
+        former = set(self.weights)
+        self.weights.clear()
         for number, task in enumerate(event["tasks"]):
             name = str(task.get("name", number))
             self.weights[name] = float(task.get("weight") or 1.0)
             self.forms[name] = FormKey(str(task.get("group", "")), str(task.get("form", DIRECT)))
             self.n_bytes[name] = float(task.get("bytes") or 0.0)
+        self._gone = (self._gone | former) - self.weights.keys()
 
     def _add_untuned(self, event: Event) -> None:
         if event.get("seconds") is not None:
@@ -224,6 +246,10 @@ class RunHistory(History):
         if self.keeps_all:
             form = self.forms.get(str(event["task"]), NO_FORM).form
             self.trials += self._joiner.add_measured(event, form)
+        if "best_ms" in event:  # the run knows what its play-offs have disqualified
+            task, best_ms = self._task(event), event["best_ms"]
+            best_sec = math.inf if best_ms is None else float(best_ms) / 1e3
+            task.best_sec = max(task.best_sec, best_sec)
         weighted_ms = event.get("weighted_ms")
         if weighted_ms is not None:
             if not self.keeps_all:

@@ -47,18 +47,20 @@ th[aria-sort=descending] button::after { content: " \\2193"; }
 """
 _SCRIPT = """
 const dark = matchMedia("(prefers-color-scheme: dark)");
-function coloured(layout) {
+function coloured({data, layout}) {
   const style = getComputedStyle(document.documentElement);
   const [text, line] = ["--text", "--line"].map(name => style.getPropertyValue(name).trim());
   const result = {...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: {color: text}};
   for (const key of Object.keys(layout).filter(key => /^[xy]axis/.test(key)))
     result[key] = {...layout[key], gridcolor: line, zerolinecolor: line};
-  return result;
+  const traces = data.map(trace =>
+    trace.error_y ? {...trace, error_y: {...trace.error_y, color: text}} : trace);
+  return [traces, result];
 }
 for (const place of document.querySelectorAll("figure[data-chart]")) {
   const chart = JSON.parse(document.getElementById(place.dataset.chart).textContent);
-  const draw = () => Plotly.react(place, chart.data, coloured(chart.layout),
+  const draw = () => Plotly.react(place, ...coloured(chart),
     {responsive: true, displaylogo: false});
   setTimeout(draw);  // one by one, after the page can be read
   dark.addEventListener("change", draw);
@@ -200,7 +202,10 @@ def _runs(histories: Sequence[RunHistory]) -> str:
         last_ms = history.curve[-1][1] if history.curve else math.nan
         after_ms = 1e3 * history.comparison.after_sec if history.comparison else math.nan
         counts = [str(history.n_trials), f"{history.spent_sec:.0f}"]
-        rows.append([history.name, history.state, *counts, number(last_ms), number(after_ms)])
+        state = history.state
+        if history.comparison is not None and not history.comparison.agree:
+            state += ", OUTPUTS DISAGREE"
+        rows.append([history.name, state, *counts, number(last_ms), number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
     return table(head, rows, n_text=2)
 
@@ -272,8 +277,7 @@ def _peers(histories: Sequence[RunHistory]) -> str:
 
 
 def _tasks(history: RunHistory) -> str:
-    reported = (history.last_report or {}).get("tasks") or ()
-    checked = {str(task["name"]): _checked(task) for task in reported}
+    checked = {str(task["name"]): _checked(task) for task in history.reported_tasks}
     rows, used = [], history.network_tasks()
     for task in history.deployed_tasks():
         gflops = task.flop / task.best_ms / 1e6 if task.flop else math.nan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tvm_adaptive.report.decisions import Decisions, decisions_of
@@ -48,6 +48,11 @@ class TrialJoiner:
         """Forget what a killed attempt proposed and timed, whose results never came."""
         self._rounds.clear()
         self._timings.clear()
+
+    def forget(self, tasks: Collection[str]) -> None:
+        """Forget the fastest trials of tasks."""
+        for task in tasks:
+            self._best_ms.pop(task, None)
 
     def add_round(self, event: Event) -> None:
         """Keep a round until its results come."""
