@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.journals import MemoryJournal
+from tvm_adaptive.database import pending_writes
 from tvm_adaptive.database.pending_writes import FIRST_PAUSE_SEC, PendingWrites
 from tvm_adaptive.errors import StoreError
+from tvm_adaptive.measure_callback.history import History
 
 
 class Slow:
@@ -61,6 +65,24 @@ def test_a_store_is_back_when_it_has_all_that_waited_for_it() -> None:
     assert slow.kept == [0, 1, 2, 3, 4]
     (event,) = journal.of("store-back")
     assert (event["where"], event["n_waiting"]) == ("store", 4)
+
+
+def test_trials_that_were_dropped_are_missing_also_after_the_store_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending_writes, "MAX_WAITING_TRIALS", 4)
+    slow: Any = Slow()
+    journal, task = MemoryJournal(), SimpleNamespace(name="gmm")
+    pending: Any = PendingWrites(slow, journal, clock=slow)
+    for number in range(6):
+        pending.put(task, [number])
+    slow.is_away, slow.sec = False, 1000.0
+    pending.flush(1000.0)
+    assert pending.n_missing == 2
+    history = History()
+    for event in journal.events:
+        history.add({"time_sec": 0.0, **event})
+    assert history.n_waiting == 2
 
 
 def test_without_time_a_store_that_has_just_failed_is_not_tried_again() -> None:

@@ -21,6 +21,8 @@ from tvm_adaptive.database.tables import ValidRows
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.workers.environment import Environment
 
+HERE, THERE = (Environment(name, "0.27.0", "0.1.0") for name in ("here", "there"))
+
 
 def task(number: int = 0, target: str = '{"kind":"llvm"}', family: str = "matmul") -> StoredTask:
     return StoredTask(f"{number:016x}", target, family, f"matmul{number}", '["1", "mod"]')
@@ -88,6 +90,31 @@ def test_an_import_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
         assert maintenance._add_new(store, task(), rows) == 0
         assert len(store.latest(task())) == 600
     assert sizes == [256, 256, 88, 0]
+
+
+def test_what_was_measured_elsewhere_is_not_known_yet(tmp_path: Path) -> None:
+    with RecordStore(tmp_path / "records.db") as store:
+        rows = [trial(1.0), trial(None)]
+        here, there = (
+            [dataclasses.replace(each, environment=place) for each in rows]
+            for place in (HERE, THERE)
+        )
+        assert maintenance._add_new(store, task(), rows) == 2  # nobody knows where
+        assert maintenance._add_new(store, task(), here) == 2
+        assert maintenance._add_new(store, task(), there) == 2
+        for again in (rows, here, there):
+            assert maintenance._add_new(store, task(), again) == 0
+        assert len(store.at(HERE).latest(task())) == 2
+        assert len(store.latest(task())) == 6
+
+
+def test_rows_that_another_process_has_deleted_are_not_invalid(tmp_path: Path) -> None:
+    with RecordStore(tmp_path / "records.db") as store:
+        store.add(task(), [trial(1.0), trial(2.0)])
+        with store._reading() as connection:
+            found = store._valid.trials(connection, schema.trials, [1, 2, 3])
+        assert [row_id for row_id, _ in found] == [1, 2]
+        assert store.n_left_out == 0
 
 
 def test_the_fastest_come_first_and_failures_never(url: str) -> None:

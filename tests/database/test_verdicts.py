@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.database.conftest import make_record
-from tvm_adaptive._tvm import IRModule, Target, json_database, te_workload
+from tvm_adaptive._tvm import IRModule, Target, TuningRecord, json_database, te_workload
 from tvm_adaptive.database.maintenance import export_json
 from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
@@ -18,6 +19,7 @@ from tvm_adaptive.database.verdicts import (
     checked,
     disqualified,
     ever_disqualified,
+    mean_sec,
     proven,
     sound,
     standing_winner,
@@ -90,6 +92,34 @@ def test_of_an_export_what_is_checked_is_the_fastest(
     assert export_json(store, tmp_path / "exported") == 3
     found = json_database(tmp_path / "exported").query_tuning_record(mod, target, "main")
     assert candidate_key(trial_of(found)) == candidate_key(trial_of(checked_one))
+
+
+@pytest.mark.parametrize("checked_secs", [[], [4e-4, 9e-4, 3e-3]])
+def test_of_an_export_what_is_checked_is_the_fastest_by_the_mean_of_its_times(
+    store: RecordStore, target: Target, tmp_path: Path, checked_secs: list[float]
+) -> None:
+    """As MetaSchedule sorts records; a store's seconds are the median."""
+    mod = te_workload("GMM")
+    task = task_of(mod, target, "matmul")
+    lucky = trial_of(with_times(make_record(mod, target, 1.0, 1), [1e-4, 1e-3, 1e-3]))
+    checked_one = make_record(mod, target, 9e-4, 2)
+    store.add(task, [lucky])
+    if checked_secs:  # recorded as slower on average than the one that is not checked
+        store.add(task, [trial_of(with_times(checked_one, checked_secs))])
+    store.add_finals(task, [trial_of(checked_one, run="b")])
+    export_json(store, tmp_path / "exported")
+    found = json_database(tmp_path / "exported").query_tuning_record(mod, target, "main")
+    assert candidate_key(trial_of(found)) == candidate_key(trial_of(checked_one))
+
+
+@pytest.mark.parametrize("secs", ["", ",null", ",[]", ",5", ',["x"]'])
+def test_of_a_record_without_times_the_stores_seconds_count(secs: str) -> None:
+    assert mean_sec(StoredTrial(f"[[[],[]]{secs}]", 2e-3)) == 2e-3
+    assert mean_sec(StoredTrial(f"[[[],[]]{secs}]", None)) == math.inf
+
+
+def with_times(record: TuningRecord, secs: list[float]) -> TuningRecord:
+    return TuningRecord(record.trace, record.workload, secs, record.target, record.args_info)
 
 
 def test_without_a_playoff_the_fastest_are_trusted_each_once(store: RecordStore) -> None:

@@ -120,6 +120,20 @@ def test_the_winner_of_a_playoff_comes_first_and_a_liar_never(
     np.testing.assert_array_equal(samples.seconds, [2e-3, 3e-3, 4e-3])
 
 
+def test_trials_of_equal_tasks_are_learnt_once(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    store.add(task_of(mod, target, "mine"), trials(mod, target, [1e-3, 2e-3]))
+    other: Any = SimpleNamespace(mod=mod, target=target, task_name="other")
+    learnt: list[float] = []
+    model: Any = SimpleNamespace(
+        n_features=Model().n_features,
+        restore=lambda _context, _rows, seconds, _errors: learnt.extend(seconds),
+    )
+    assert prior_trials.restore(store, [context, other], model) == 2
+    assert sorted(learnt) == [1e-3, 2e-3]
+
+
 def test_what_was_disqualified_is_no_history_of_its_task(
     store: RecordStore, mod: IRModule, target: Target, context: Any
 ) -> None:

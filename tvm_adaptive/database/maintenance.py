@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     VerdictFile,
     candidate_key,
+    mean_sec,
     proven,
     sound,
     trusted,
@@ -159,11 +161,11 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
 def _with_winner(finals: Sequence[StoredTrial], trials: list[StoredTrial]) -> list[StoredTrial]:
     """Return trials with what is proven, also if it was pruned, or slower in the search."""
     winner = proven(finals)
-    if winner is None or winner.seconds is None:
+    if winner is None:
         return trials
     key = candidate_key(winner)
-    own = [each.seconds for each in trials if each.seconds and candidate_key(each) == key]
-    return trials if own and min(own) <= winner.seconds else [*trials, winner]
+    own_secs = [mean_sec(each) for each in trials if candidate_key(each) == key]
+    return trials if min(own_secs, default=math.inf) <= mean_sec(winner) else [*trials, winner]
 
 
 def import_json(
@@ -206,8 +208,16 @@ def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
 def _add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> int:
     """Add the trials that a store does not hold; return how many."""
     # Not by the texts of the records, which differ between a file and memory.
-    known = {(candidate_key(trial), trial.seconds) for trial in store.latest(task)}
-    new = [trial for trial in trials if (candidate_key(trial), trial.seconds) not in known]
+    places: defaultdict[tuple[str, float | None], set[Environment]] = defaultdict(set)
+    for trial in store.latest(task):
+        places[candidate_key(trial), trial.seconds].add(trial.environment)
+
+    def is_new(trial: StoredTrial) -> bool:
+        known = places.get((candidate_key(trial), trial.seconds), set())
+        # Of an unknown place, it may be any of the known ones.
+        return trial.environment not in known if trial.environment.is_known else not known
+
+    new = [trial for trial in trials if is_new(trial)]
     # One write may take no longer than a server's answer; a repeated import goes on from there.
     for start in range(0, max(len(new), 1), _TRIALS_PER_WRITE):
         store.add(task, new[start : start + _TRIALS_PER_WRITE])

@@ -114,9 +114,14 @@ class ValidRows:
                 break
             rows = connection.execute(query.where(table.c.id.in_(page))).mappings()
             row_of_id = {int(row["id"]): row for row in rows}
-            bad.update(set(page) - set(row_of_id))  # their texts are too long
+            if missing := set(page) - set(row_of_id):
+                # Their texts are too long, unless another process has deleted them.
+                there = sa.select(table.c.id).where(table.c.id.in_(missing))
+                bad.update(map(int, connection.scalars(there)))
             for row_id in page:
-                value = parse(row_of_id[row_id]) if row_id in row_of_id else None
+                if row_id not in row_of_id:
+                    continue
+                value = parse(row_of_id[row_id])
                 if value is None:
                     bad.add(row_id)
                 elif wanted(value):

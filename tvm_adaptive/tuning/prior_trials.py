@@ -164,8 +164,12 @@ def restore(
     n_samples = 0
     if model is None:
         return n_samples
+    known = set[Identity]()
     for context in contexts:
         task = task_of(context.mod, context.target, str(context.task_name))
+        if task.identity in known:  # of equal tasks, the store has one
+            continue
+        known.add(task.identity)
         without = lost.get(task.workload_key)
         # The model would drop more.
         trials = store.sample(task, CAPACITY, with_record=without is not None)
