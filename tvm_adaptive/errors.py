@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 # Begins the error message of a result that failed by a MachineError, which says nothing of
 # the candidate.
 MACHINE_FAILURE = "machine: "
-# System errors for a lack of processes, memory, descriptors or disk space.
+# System errors for a lack of processes, memory, descriptors or disk space, and for a disk or a
+# server of files that fails.
 MACHINE_ERRNOS = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT}
+    | {errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 )
 # As a compiler or TVM quotes them; not EAGAIN, because a network's timeout says the same.
 _MACHINE_TEXTS = tuple(os.strerror(number) for number in MACHINE_ERRNOS - {errno.EAGAIN})

@@ -204,8 +204,9 @@ def full(disk: Path) -> Path:
 
 @pytest.mark.parametrize("link", [True, False])
 @pytest.mark.parametrize("makes_room", [True, False])
+@pytest.mark.parametrize("is_warm", [True, False])
 def test_a_full_disk_is_not_the_candidates_failure(
-    make_disk: Any, monkeypatch: pytest.MonkeyPatch, link: bool, makes_room: bool
+    make_disk: Any, monkeypatch: pytest.MonkeyPatch, link: bool, makes_room: bool, is_warm: bool
 ) -> None:
     disk = make_disk(2 << 20)
     builder = PersistentBuilder(max_workers=1, artifact_dir=disk / "artifacts", link=link)
@@ -213,6 +214,8 @@ def test_a_full_disk_is_not_the_candidates_failure(
     inputs = [BuilderInput(tiled(16, 2), LLVM)] * 2
     pauses = []
     try:
+        if is_warm:
+            assert builder.build([BuilderInput(tiled(8, 2), LLVM)])[0].error_msg is None
         filling = full(disk)
 
         def pause(seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sys
@@ -11,7 +12,8 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import Runner, RunnerInput
 
-from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.measure_callback.journal import Journal, NullJournal, read_journal
+from tvm_adaptive.runner import repeats
 from tvm_adaptive.runner.local import AdaptiveRunner
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.values.trial import Timing
@@ -323,3 +325,22 @@ def test_a_closed_runner_starts_anew(make_bench):
     assert not folder.exists()
     assert bench.measured(2.0) == [2.0]
     assert make_rule("precision").max_batches != 5  # what marks a repeat above
+
+
+def test_an_artifact_that_cannot_be_copied_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = tmp_path / "candidate" / "kernel.so"
+    artifact.parent.mkdir()
+    artifact.write_bytes(bytes(100))
+    kept = repeats.Repeats(TrialLog(), NullJournal())
+
+    def copy_half(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:50])
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    monkeypatch.setattr(repeats.shutil, "copyfile", copy_half)
+    assert kept.keep((str(artifact), "cpu", [])) is None
+    (folder,) = [path for path in tmp_path.iterdir() if path != artifact.parent]
+    assert [path.name for path in folder.iterdir()] == ["owner.json"]
+    kept.close()

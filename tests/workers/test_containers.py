@@ -225,7 +225,8 @@ def test_doctor_tells_a_containers_limits(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
-    monkeypatch.setattr(doctor, "cpu_limit", lambda: 0.5)
+    for module in (doctor, cores):
+        monkeypatch.setattr(module, "cpu_limit", lambda *_: 0.5)
     monkeypatch.setattr(doctor, "memory_limit", lambda: GIB)
     monkeypatch.setattr(doctor, "available_memory", lambda: GIB // 2)
     found = doctor.check_cores()
@@ -234,3 +235,14 @@ def test_doctor_tells_a_containers_limits(
     assert "--cpuset-cpus" in found.fix
     found = doctor.check_memory()
     assert (found.verdict, found.text) == ("warning", "0.5 GB free of this container's 1.0")
+
+
+def test_doctor_leaves_a_quota_of_all_cores_that_may_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a container with eight cores of its own on a machine with 64."""
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 64)
+    for module in (doctor, cores):
+        monkeypatch.setattr(module, "cpu_limit", lambda *_: 8.0)
+    assert doctor.check_cores().verdict == "ok"

@@ -99,6 +99,18 @@ def test_tvm_binds_threads_only_where_they_are_the_whole_machine(monkeypatch, us
     assert ("TVM_BIND_THREADS" not in thread_env(2)) == is_bound
 
 
+@pytest.mark.parametrize(("fast", "is_bound"), [([], True), ([0, 1], True), ([4, 5], False)])
+def test_tvm_binds_threads_to_the_fastest_processors(monkeypatch, tmp_path, fast, is_bound):
+    for cpu in range(8):
+        file = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{2400000 if cpu in fast else 1800000}\n")
+    monkeypatch.setattr(cores, "_allowed_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(cores, "Path", lambda name: tmp_path / name.lstrip("/"))
+    monkeypatch.setattr(cores.os, "cpu_count", lambda: 8)
+    assert ("TVM_BIND_THREADS" not in thread_env(4)) == is_bound
+
+
 def test_the_number_of_threads_is_said_to_tvm():
     assert thread_env(3)["TVM_NUM_THREADS"] == "3"
     assert thread_env()["TVM_NUM_THREADS"] == str(usable_physical_cores())

@@ -418,6 +418,8 @@ def raise_chained(outer, inner):
     [
         (raise_chained, (OSError(errno.ENOSPC, "full"), None), "OSError: .*full"),
         (raise_chained, (OSError(errno.EMFILE, "files"), None), "OSError: .*files"),
+        (raise_chained, (OSError(errno.ESTALE, "stale"), None), "OSError: .*stale"),
+        (raise_chained, (OSError(errno.EROFS, "read-only"), None), "OSError: .*read-only"),
         (raise_chained, (RuntimeError("x"), BlockingIOError(errno.EAGAIN, "fork")), "fork"),
         (raise_chained, (MemoryError("much"), None), "MemoryError: much"),
         (fail, ("ld failed:\n/tmp/x.so: No space left on device\n",), "ValueError: /tmp/x.so: No"),

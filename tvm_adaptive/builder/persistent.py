@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import shutil
 import statistics
@@ -26,6 +27,7 @@ from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     MachineError,
     OutOfTimeError,
+    WorkerDiedError,
     WorkerTimeoutError,
     check_at_least,
     check_positive,
@@ -50,6 +52,8 @@ _N_RECENT = 256
 _LEAST_PATIENCE_SEC = 3.0
 # A build that failed for lack of resources is repeated once, after another program's peak.
 _RETRY_PAUSE_SEC = 2.0
+# More than an artifact takes.
+_PROBE_BYTES = 1 << 20
 _WORKER_MODULES = ("tvm_adaptive.builder.compile",)
 
 
@@ -145,7 +149,8 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
             max_uses=max_uses,
             server=server,
             modules=_WORKER_MODULES,
-            env={"TMPDIR": str(self._scratch.path)},
+            # Linkers say in English then that a disk is full.
+            env={"TMPDIR": str(self._scratch.path), "LC_ALL": "C"},
         )
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
@@ -203,6 +208,9 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
         outcomes = dict(self._pool.stream(in_time(step, self._time_left) for step in steps))
         for place, (index, task) in enumerate(tasks.items()):
             outcome = outcomes[place]
+            # LLVM ends the process when it cannot write.
+            if isinstance(outcome.error, WorkerDiedError) and (problem := self._disk_problem()):
+                outcome = dataclasses.replace(outcome, error=MachineError(problem))
             results[index] = _result(outcome)
             if outcome.error is not None:
                 shutil.rmtree(task.directory, ignore_errors=True)
@@ -216,6 +224,15 @@ class PersistentBuilder(PyBuilder):  # type: ignore[misc]
                 key = module_key(build_inputs[index].mod)
                 self._trial_log.note(key, build_sec=outcome.elapsed_sec / self.max_workers)
         return results
+
+    def _disk_problem(self) -> str:
+        """Return why nothing can be written where artifacts are; "" if it can."""
+        try:
+            with tempfile.TemporaryFile(dir=self._root) as file:
+                file.write(bytes(_PROBE_BYTES))
+        except OSError as error:
+            return machine_failure(error)
+        return ""
 
     def _deadline_sec(self) -> float:
         """Return the seconds that a compilation of the next batch may take."""

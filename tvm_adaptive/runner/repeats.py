@@ -53,7 +53,7 @@ class Repeats:
 
     def keep(self, kernel: MeasureArgs) -> MeasureArgs | None:
         """Copy a kernel's artifact; None if that fails."""
-        artifact = Path(kernel[0])
+        artifact, path = Path(kernel[0]), None
         try:
             if self._folder is None:
                 # Beside the candidates' own folders: libraries can be loaded from there.
@@ -62,6 +62,9 @@ class Repeats:
             shutil.copyfile(artifact, path)
         except OSError as error:
             logger.debug("%s is not kept: %s", artifact, error)
+            if path is not None:  # a part of it may fill the disk
+                with contextlib.suppress(OSError):
+                    path.unlink()
             return None
         return (str(path), *kernel[1:])
 

@@ -26,7 +26,12 @@ from tvm_adaptive.models import compile_tir
 from tvm_adaptive.runner.measure import give_threads_cores
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.workers.containers import available_memory, cpu_limit, memory_limit
-from tvm_adaptive.workers.cores import describe_quota, thread_env, usable_physical_cores
+from tvm_adaptive.workers.cores import (
+    describe_quota,
+    stops_kernels,
+    thread_env,
+    usable_physical_cores,
+)
 from tvm_adaptive.workers.environment import compiler_problem
 from tvm_adaptive.workers.file_system import forbids_programs
 from tvm_adaptive.workers.pool import WorkerPool
@@ -118,7 +123,7 @@ def check_cores() -> CheckResult:
         fix = f"Unset {variable} for tuning, or set it to {wanted}."
         return CheckResult("cores", "warning", f"{text}, but {variable} is {given}", fix)
     quota = cpu_limit()
-    if quota is not None and quota < (os.cpu_count() or 1):
+    if quota is not None and stops_kernels(n_cores):
         text = f"{text}, as this container has {describe_quota(quota)}"
         fix = (
             "The quota stops kernels in the middle of a timing: give the container cores of "

@@ -46,14 +46,20 @@ def limits_note(n_cores: int, proc: Path = PROC) -> str:
     """Describe what a container's limits change for a run; "" if nothing."""
     quota, memory = cpu_limit(proc), memory_limit(proc)
     n_workers = n_build_workers(n_cores, proc)
-    is_throttled = quota is not None and quota < max(n_cores, len(_allowed_cores()))
-    if not is_throttled and (memory is None or n_workers == n_cores):
+    stops = stops_kernels(n_cores, proc)
+    if not stops and (memory is None or n_workers == n_cores):
         return ""
     parts = [] if quota is None else [describe_quota(quota)]
     parts += [] if memory is None else [f"{memory / 2**30:.1f} GiB"]
     text = f"this container has {' and '.join(parts)}: {n_workers} compile worker"
     text += "s" * (n_workers != 1)
-    return f"{text}; kernel times under a CPU quota are throttled" if is_throttled else text
+    return f"{text}; kernel times under a CPU quota are throttled" if stops else text
+
+
+def stops_kernels(n_cores: int, proc: Path = PROC) -> bool:
+    """Say whether a quota stops kernels of so many threads in the middle of a period."""
+    quota = cpu_limit(proc)
+    return quota is not None and quota < max(n_cores, len(_allowed_cores()))
 
 
 def describe_quota(quota: float) -> str:
@@ -69,10 +75,11 @@ def thread_env(n_threads: int | None = None) -> dict[str, str]:
         n_threads = usable_physical_cores()
     check_at_least("n_threads", n_threads, 1)
     env = {"TVM_NUM_THREADS": str(n_threads), "TVM_THREAD_POOL_SPIN_COUNT": str(_SPIN_COUNT)}
-    # TVM binds its threads to processors 0, 1, .., whichever this process may use: two runs on
-    # processors of their own (taskset) would both be timed on the same ones.
-    is_whole_machine = _allowed_cores() == list(range(n_threads))
-    return env if is_whole_machine else {**env, "TVM_BIND_THREADS": "0"}
+    # TVM binds its threads, whichever processors this process may use: two runs on processors of
+    # their own (taskset) would both be timed on the same ones.
+    allowed = _allowed_cores()
+    is_free = allowed == list(range(n_threads)) and _bound_by_tvm(n_threads) == set(allowed)
+    return env if is_free else {**env, "TVM_BIND_THREADS": "0"}
 
 
 def take_free_core() -> None:
@@ -90,6 +97,19 @@ def take_free_core() -> None:
             free -= bound if len(bound) == 1 else set()
     if free:
         os.sched_setaffinity(0, free)
+
+
+def _bound_by_tvm(n_threads: int) -> set[int]:
+    """Return the processors of TVM's threads: the fastest, and of equal ones the first."""
+    speeds = {cpu: _max_khz(cpu) for cpu in range(max(os.cpu_count() or 1, n_threads))}
+    return set(sorted(speeds, key=lambda cpu: (-speeds[cpu], cpu))[:n_threads])
+
+
+def _max_khz(cpu: int) -> int:
+    try:
+        return int(Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq").read_text())
+    except (OSError, ValueError):  # virtual machines have none
+        return 0
 
 
 def _allowed_cores() -> list[int]:

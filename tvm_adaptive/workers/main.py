@@ -235,7 +235,9 @@ def _work_after_fork(server: int, descriptors: Sequence[int], env: dict[str, str
     # What a task forks, such as a pool of multiprocessing, is ended by this signal.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     os.environ.update(env)
-    tempfile.tempdir = None  # it was chosen in another environment
+    # It was chosen in another environment. Python would try it, and take another one if its disk
+    # is full, in which nobody removes what is left.
+    tempfile.tempdir = env.get("TMPDIR")
     reads, writes = descriptors
     return work(reads, writes)
 
