@@ -348,7 +348,13 @@ int main(void) {
   if (first == NULL || other == NULL) return 9;
   tvm_adaptive_free(other); /* Nothing of it has run: the first one's kernels look up TopK now. */
   if (tvm_adaptive_run(first, inputs, outputs) != 0) return 10;
+  if (rename("other.so", "net.so") != 0) return 11;
+  if (tvm_adaptive_load(&net_model, "./net.so", 0) != NULL) return 12;
+  puts(tvm_adaptive_error());
   tvm_adaptive_free(first);
+  other = tvm_adaptive_load(&net_model, "net.so", 0); /* of this folder, without a slash */
+  if (other == NULL || tvm_adaptive_run(other, inputs, outputs) != 0) return 13;
+  tvm_adaptive_free(other);
   for (int round = 0; round < 3; ++round) {
     tvm_adaptive_model *model = tvm_adaptive_load(&net_model, "./net.so", 0);
     if (model == NULL) return 4;
@@ -371,6 +377,7 @@ int main(void) {
 }
 """
     (deployed / "failures.c").write_text(program)
+    shutil.copyfile(deployed / "net.so", deployed / "other.so")
     options = ["-Iinclude", "failures.c", "tvm_adaptive.c", "-o", "failures", "-L.", "-g"]
     options += ["-Wl,--no-as-needed", "-ltvm_runtime", "-ltvm_runtime_extra", "-ltvm_ffi"]
     options += ["-Wl,-rpath,$ORIGIN", "-fsanitize=address,undefined"]
@@ -381,8 +388,9 @@ int main(void) {
         pytest.skip("this compiler has no sanitizers")
     done = run("./failures", cwd=deployed)
     assert done.returncode == 0, done.stdout + done.stderr
-    none, wrong, fewer, *threads, forked = done.stdout.strip().splitlines()
-    assert "none.so" in none
+    none, wrong, fewer, replaced, *threads, forked = done.stdout.strip().splitlines()
+    assert none == "./none.so: No such file or directory"
+    assert replaced.startswith("./net.so was replaced while a network of it is loaded")
     assert "has no function vm_load_executable" in wrong
     assert fewer == "The library has 3 outputs instead of 1"
     # The first call in a thread decides.

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* of sched_getaffinity */
 #include "tvm_adaptive.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -26,6 +27,7 @@ enum {
 /* A loaded file. The system loads it once, and its kernels look up what they call by one pointer
  * in it: a second module of it would leave that pointer behind when it is freed. */
 typedef struct loaded_file {
+  char *path;
   dev_t device;
   ino_t inode;
   int n_models;
@@ -286,24 +288,40 @@ static int copy_outputs(const tvm_adaptive_description *description, const TVMFF
 /* Find or load a file; the lock is held. */
 static loaded_file *find_or_load(const char *path) {
   struct stat found;
-  memset(&found, 0, sizeof found); /* TVM says what is wrong with a path without a file. */
-  int is_there = stat(path, &found) == 0;
-  for (loaded_file *each = files; is_there && each != NULL; each = each->next)
-    if (each->device == found.st_dev && each->inode == found.st_ino) return each;
+  /* The system would search a name without a slash elsewhere. */
+  char *whole = realpath(path, NULL);
+  if (whole == NULL || stat(whole, &found) != 0) {
+    fail("%s: %s", path, strerror(errno));
+    free(whole);
+    return NULL;
+  }
+  for (loaded_file *each = files; each != NULL; each = each->next) {
+    int is_same = each->device == found.st_dev && each->inode == found.st_ino;
+    /* The system knows what is loaded by its path. */
+    if (!is_same && strcmp(each->path, whole) != 0) continue;
+    if (!is_same)
+      fail("%s was replaced while a network of it is loaded; free that one first", path);
+    free(whole);
+    return is_same ? each : NULL;
+  }
   loaded_file *file = calloc(1, sizeof *file);
-  TVMFFIAny name = of_text(path);
+  /* TVM takes the ending for the kind of a file: a link to net.so.1 is loaded by its own name. */
+  size_t length = strlen(whole);
+  int is_named = length > 3 && strcmp(whole + length - 3, ".so") == 0;
+  TVMFFIAny name = of_text(is_named ? whole : path);
   if (file == NULL) {
     fail("There is no memory for %s", path);
-  } else if (call_global("ffi.ModuleLoadFromFile", &name, 1, &file->module, path) != 0) {
-    free(file);
-    file = NULL;
-  } else {
+  } else if (call_global("ffi.ModuleLoadFromFile", &name, 1, &file->module, path) == 0) {
+    file->path = whole;
     file->device = found.st_dev;
     file->inode = found.st_ino;
     file->next = files;
     files = file;
+    return file;
   }
-  return file;
+  free(file);
+  free(whole);
+  return NULL;
 }
 
 static loaded_file *open_file(const char *path) {
@@ -322,6 +340,7 @@ static void close_file(loaded_file *file) {
     while (*place != file) place = &(*place)->next;
     *place = file->next;
     release(&file->module);
+    free(file->path);
     free(file);
   }
   pthread_mutex_unlock(&files_lock);

@@ -56,7 +56,8 @@ typedef struct tvm_adaptive_model tvm_adaptive_model;
  * so make it before other threads read the environment. After a fork, a thread that had loaded
  * a network cannot run one.
  *
- * Returns NULL on failure, also if this processor lacks an instruction set that is needed.
+ * Returns NULL on failure, also if this processor lacks an instruction set that is needed, or if
+ * another library was loaded from the same path and is in use.
  */
 tvm_adaptive_model *tvm_adaptive_load(const tvm_adaptive_description *description,
                                       const char *library, int n_threads);
