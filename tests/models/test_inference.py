@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,3 +226,33 @@ def test_a_dropped_model_is_unloaded_and_its_outputs_stay(tmp_path: Path) -> Non
 def is_mapped(path: Path) -> bool:
     """Say whether this process has a file, removed or not, in its memory."""
     return os.path.realpath(path) in Path("/proc/self/maps").read_text()
+
+
+class Other:
+    """An array of another library, whose types have names of their own."""
+
+    def __init__(self, array: np.ndarray, kind: int = 1) -> None:
+        self.array, self.kind = array, kind
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, 0
+
+
+class Named(Other):
+    shape, dtype = SHAPE, "<dtype: 'float32'>"
+
+
+@pytest.mark.parametrize("other", [Other, Named])
+def test_arrays_of_other_libraries_are_known_by_what_they_hold(
+    model: CompiledModel, other: type[Other]
+) -> None:
+    x = np.random.default_rng(1).standard_normal(SHAPE).astype("float32")
+    for one, expected in zip(model(other(x)), model(x), strict=True):
+        np.testing.assert_array_equal(np.from_dlpack(one), expected)
+    with pytest.raises(InvalidOptionError, match=r"must be float32 of shape .* but is float64"):
+        model(other(x.astype("float64")))
+    with pytest.raises(InvalidOptionError, match="Input x must be on the CPU"):
+        model(other(x, kind=2))

@@ -18,7 +18,8 @@ import tvm_adaptive
 from tests.tuning.runs import QUICK
 from tests.tuning.test_deploy import FACTORY
 from tvm_adaptive._tvm import IRModule
-from tvm_adaptive.errors import InvalidOptionError, WorkerError
+from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import Network
 from tvm_adaptive.tuning import embedding, torch_backend
@@ -184,6 +185,31 @@ def test_one_process_forks_all_workers_of_a_call(monkeypatch):
     assert given == [server] * 3
 
 
+@pytest.mark.parametrize(
+    ("options", "error"), [({"trials": 1}, "nothing is tuned"), ({}, "the disk fails")]
+)
+@pytest.mark.parametrize("fails", ["was_tuned", "apply_network"])
+def test_a_store_that_cannot_be_read_costs_a_search_its_records(
+    monkeypatch, tmp_path, options, error, fails
+):
+    def fail(*_arguments, **_options):
+        raise StoreError("the disk fails")
+
+    def run(*_arguments, **_options):
+        raise WorkerError("nothing is tuned")
+
+    network = Network("net", IRModule({}), {}, {}, {})
+    monkeypatch.setattr(embedding, "load", lambda *_, **__: network)
+    monkeypatch.setattr(embedding, "content_of", lambda _: "relax:1")
+    monkeypatch.setattr(embedding, "apply_network", fail)
+    monkeypatch.setattr(embedding, "run_loaded", run)
+    if fails == "was_tuned":
+        monkeypatch.setattr(RecordStore, "was_tuned", fail)
+    config = QUICK.replace(store=str(tmp_path / "records.db"))
+    with pytest.raises((StoreError, WorkerError), match=error):
+        tvm_adaptive.compile("net.onnx", config=config, **options)
+
+
 def test_the_folder_of_a_model_is_its_process_own_and_a_killed_one_leaves_none(tmp_path):
     program = """
         import os, signal, sys
@@ -293,7 +319,7 @@ def test_threads_that_call_at_once_compile_once(monkeypatch):
 
     graph = object.__new__(torch_backend._Graph)
     graph._compiled, graph._is_eager, graph._lock = None, False, threading.Lock()
-    graph._places, graph._outputs = [0], [True]
+    graph._places, graph._outputs, graph._views = [0], [True], {}
     monkeypatch.setattr(torch_backend._Graph, "_compile", compile_slowly)
     threads = [threading.Thread(target=lambda: results.append(graph(1))) for _ in range(4)]
     for thread in threads:
@@ -337,6 +363,65 @@ def test_views_of_memory_run_in_pytorch(torch, backend, tmp_path):
     function = torch.compile(rows, backend=backend, options=options)
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="tvm_adaptive leaves .*as_strided"):
         torch.testing.assert_close(function(value), rows(value))
+
+
+@pytest.mark.parametrize("case", ["output", "input", "same", "part", "alias"])
+def test_what_follows_a_graph_sees_what_shares_memory(torch, backend, monkeypatch, case):
+    """Compiled networks return tensors of their own."""
+
+    def compile_copies(graph, arguments):
+        def run(*inputs):
+            return tuple(each.clone() for each in graph._graph(*inputs))
+
+        held = [*graph._graph.parameters(), *graph._graph.buffers()]
+        return run, torch_backend._Weights(arguments, [], held)
+
+    def function(x):
+        y = x if case == "input" else x * 2
+        if case == "same":
+            view = y.view(4, 8)
+        elif case == "alias":
+            view = y.contiguous()
+        else:
+            view = y[1:, 2:5].t() if case == "part" else y[0]
+        z = x + 1
+        torch._dynamo.graph_break()
+        view.add_(1)
+        return y, view, z
+
+    monkeypatch.setattr(torch_backend._Graph, "_compile", compile_copies)
+    torch._dynamo.reset()
+    compiled, value = torch.compile(function, backend=backend), torch.randn(4, 8)
+    for given in (torch.empty(5, 8)[1:].copy_(value), value.clone()):
+        with torch.no_grad():
+            expected, found = function(value.clone()), compiled(given)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(given, expected[0] if case == "input" else value)
+
+
+def test_views_of_inputs_that_share_memory_run_in_pytorch(torch, backend, monkeypatch):
+    """Of which of them an output is a view, another call would decide in another way."""
+
+    def function(x, y):
+        total, view = x + y, x[1:]
+        torch._dynamo.graph_break()
+        view.add_(1)
+        return total, x
+
+    def refuse(*_arguments):
+        raise ValueError("it is not compiled here")
+
+    monkeypatch.setattr(torch_backend._Graph, "_compile", refuse)
+    torch._dynamo.reset()
+    value = torch.randn(8, 4)
+    compiled = torch.compile(function, backend=backend)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="inputs that share memory"):
+        found = compiled(*value.clone().chunk(2))
+    with torch.no_grad():
+        expected = function(*value.clone().chunk(2))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_unknown_options_are_refused(torch, backend):

@@ -15,7 +15,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import Tensor, VirtualMachine, from_dlpack, start_thread_pool, tensor
 from tvm_adaptive._tvm.threads import share_threads
-from tvm_adaptive.errors import InvalidOptionError, check_at_least
+from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, check_at_least
 from tvm_adaptive.values.agreement import item_bytes, random_array
 from tvm_adaptive.workers import device_session
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _ALIGNMENT_BYTES = 64
 # numpy's arrays of it cannot be handed to other libraries.
 _NOT_SHARED = "bfloat16"
+_DLPACK_CPU = 1  # of the kinds of devices in DLPack
 # Of each thread, the process in which its pool of threads was made, and the number it was set to.
 _pools = threading.local()
 _FORKED = (
@@ -109,7 +110,8 @@ class CompiledModel:
         is_torch = torch is not None and any(isinstance(each, torch.Tensor) for each in arrays)
         # Lists of numbers have no shape.
         is_numpy = not is_torch and all(
-            isinstance(each, (np.ndarray, np.generic)) or not hasattr(each, "shape")
+            isinstance(each, (np.ndarray, np.generic))
+            or not (hasattr(each, "shape") or hasattr(each, "__dlpack__"))
             for each in arrays
         )
         values = [
@@ -193,6 +195,10 @@ def check_pool() -> None:
 
 def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return an array as TVM's tensor, without a copy if possible."""
+    torch = sys.modules.get("torch")
+    known = (np.ndarray, np.generic, Tensor, *(() if torch is None else (torch.Tensor,)))
+    if hasattr(array, "__dlpack__") and not isinstance(array, known):
+        array = _array_of_other(array, name, dtype)
     if not hasattr(array, "shape"):
         array = _array_of_numbers(array, name, dtype)
     if isinstance(array, np.generic):
@@ -207,17 +213,23 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
         if is_sharable and array.ctypes.data % _ALIGNMENT_BYTES == 0:
             return from_dlpack(array)
         return tensor(array)
-    torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
-        if isinstance(array, Tensor):
-            return tensor(_as_array(array))
-        return tensor(np.asarray(array) if dtype == _NOT_SHARED else np.from_dlpack(array))
+        return tensor(_as_array(array) if isinstance(array, Tensor) else np.from_dlpack(array))
     if array.device.type != "cpu":
         raise InvalidOptionError(f"Input {name} must be on the CPU but is on {array.device}.")
     array = array.detach().contiguous().resolve_conj().resolve_neg()
     if array.data_ptr() % _ALIGNMENT_BYTES:
         array = array.clone()
     return from_dlpack(array)
+
+
+def _array_of_other(array: Any, name: str, dtype: str) -> Any:
+    """Return what another library holds on the CPU as numpy's array."""
+    with as_invalid_option(f"Input {name} cannot be read"):
+        kind, _ = array.__dlpack_device__()
+        if int(kind) != _DLPACK_CPU:
+            raise InvalidOptionError(f"Input {name} must be on the CPU: copy it there first.")
+        return np.asarray(array) if dtype == _NOT_SHARED else np.from_dlpack(array)
 
 
 def _array_of_numbers(numbers: Any, name: str, dtype: str) -> Any:

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from tvm_adaptive.tuning.target import environment_of, n_threads_of, resolve_tar
 from tvm_adaptive.tuning.tune import run_loaded
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.scratch import ScratchFolder
+
+logger = logging.getLogger(__name__)
 
 # Of the calls of an inference, for a model that was not tuned here: records of less were made
 # for other models. Of one that was, any proven record will do: a short run reaches few tasks.
@@ -134,17 +137,19 @@ def compile_model(
         if searches:
             key, was_tuned = _key_of(network, target, config), False
             if key:
-                with open_store(config.store) as store:
+                with open_store(config.store) as store, _unless_searching(searches):
                     was_tuned = store is not None and store.was_tuned(key)
             least_share = _ANY_SHARE if was_tuned else _LEAST_PROVEN_SHARE
-        applied = apply_network(
-            network,
-            out_dir=folder / "applied",
-            config=config,
-            observer=observer,
-            least_proven_share=least_share,
-            server=server,
-        )
+        applied = None
+        with _unless_searching(searches):
+            applied = apply_network(
+                network,
+                out_dir=folder / "applied",
+                config=config,
+                observer=observer,
+                least_proven_share=least_share,
+                server=server,
+            )
         if applied is not None:
             library, comparison, shortfall = applied
         else:
@@ -160,6 +165,17 @@ def compile_model(
         example=network.inputs(),
         keep=keep,
     )
+
+
+@contextlib.contextmanager
+def _unless_searching(searches: bool) -> Iterator[None]:
+    """Let a store that cannot be read cost a search its records only, as ``tune`` does."""
+    try:
+        yield
+    except StoreError as error:
+        if not searches:
+            raise
+        logger.warning("%s The network is tuned without its records.", error)
 
 
 def _tuned_library(

@@ -5,9 +5,11 @@ PyTorch finds it by the package's entry point: ``torch.compile(model, backend="t
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -41,8 +43,8 @@ def tvm_adaptive(
     shapes, random numbers, other devices, changed inputs or buffers, or operators that TVM
     cannot import, and graphs whose compilation fails. If a weight changes later, the graph
     runs in PyTorch from then on, too; changes through ``.data``, and of tensors made in inference
-    mode, cannot be seen. Outputs are contiguous and own their memory, also
-    where PyTorch's are views.
+    mode, cannot be seen. Outputs are contiguous; views of inputs, and of outputs that are whole
+    tensors, share their memory as in PyTorch.
 
     Parameters
     ----------
@@ -83,6 +85,7 @@ class _Graph:
         self._graph, self._options = graph, options
         self._places = _places_of_inputs(graph, examples)
         self._outputs = _outputs_of(graph)
+        self._views = _views_of(graph, examples)
         held = [*graph.parameters(), *graph.buffers()]
         if torch.is_grad_enabled() and any(
             each.requires_grad for each in (*examples, *held) if isinstance(each, torch.Tensor)
@@ -104,7 +107,10 @@ class _Graph:
             return self._graph(*arguments)
         results = compiled[0](*(arguments[place] for place in self._places))
         results = iter(results if isinstance(results, tuple) else (results,))
-        return tuple(next(results) if is_tensor else None for is_tensor in self._outputs)
+        outputs = [next(results) if is_tensor else None for is_tensor in self._outputs]
+        for place, view in self._views.items():
+            outputs[place] = view.of((arguments if view.is_of_input else outputs)[view.place])
+        return tuple(outputs)
 
     def _first_compiled(self, arguments: Sequence[Any]) -> tuple[CompiledModel, _Weights] | None:
         with self._lock:
@@ -233,6 +239,65 @@ def _outputs_of(graph: Any) -> list[bool]:
     if not any(found):
         raise _UnsupportedError("it has no outputs")
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """An output that shares the memory of an input or of another output."""
+
+    is_of_input: bool
+    place: int
+    size: Sequence[int]
+    stride: Sequence[int]
+    offset: int  # from the first element of that one
+
+    def of(self, base: Any) -> Any:
+        """Return the view of a tensor."""
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+def _views_of(graph: Any, examples: Sequence[Any]) -> dict[int, _View]:
+    """Return the outputs that are views of inputs, or of outputs that are whole tensors.
+
+    What follows a graph may write into one of them, which has to show in the other.
+    """
+    nodes = graph.graph.find_nodes(op="placeholder")
+    inputs = [
+        node.meta.get("example_value", example)
+        for node, example in zip(nodes, examples, strict=True)
+    ]
+    (output,) = graph.graph.find_nodes(op="output")
+    values = [None if node is None else node.meta["example_value"] for node in output.args[0]]
+    bases = {_storage_of(each): (True, place, each) for place, each in enumerate(inputs)}
+    n_inputs = Counter(map(_storage_of, inputs))
+    for place, value in enumerate(values):
+        if value is not None and _is_whole(value):
+            bases.setdefault(_storage_of(value), (False, place, value))
+    found = {}
+    for place, value in enumerate(values):
+        base = None if value is None else bases.get(_storage_of(value))
+        if value is None or base is None or base[2].dtype != value.dtype:
+            continue
+        if n_inputs[_storage_of(value)] > 1:
+            raise _UnsupportedError("its outputs are views of inputs that share memory")
+        is_of_input, place_of_base, of = base
+        if (is_of_input, place_of_base) != (False, place):
+            offset = value.storage_offset() - of.storage_offset()
+            found[place] = _View(is_of_input, place_of_base, value.shape, value.stride(), offset)
+    return found
+
+
+def _storage_of(value: Any) -> int:
+    """Return what tells the memory of traced tensors apart."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return int(StorageWeakRef(value.untyped_storage()).cdata)
+
+
+def _is_whole(value: Any) -> bool:
+    """Say whether a tensor has all of its memory, in the order of its elements."""
+    n_bytes = value.numel() * value.element_size()
+    return value.is_contiguous() and bool(n_bytes == value.untyped_storage().nbytes())
 
 
 def _warn(reason: Exception | str) -> None:
