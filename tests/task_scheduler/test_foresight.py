@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from tvm_adaptive import AdaptiveScheduler
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm, Decision
 from tvm_adaptive.task_scheduler.foresight import Foresight
+from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.values.trial import Promise
 
 
@@ -54,6 +56,22 @@ def test_a_singleton_has_no_sibling_and_no_foresee_slot_follows_another() -> Non
     policy = foresight((3, "index"), (0, "index"), (1, "index"))
     reasons = [policy.choose(ARMS, RNG).reason for _ in range(4)]
     assert reasons == ["index", "index", "foresee", "index"]
+
+
+def test_a_form_that_is_behind_gains_nothing_for_the_network() -> None:
+    direct, winograd = FormKey("conv"), FormKey("conv", "winograd-4x4")
+    slow = dataclasses.replace(arm(4.0), key=direct)
+    fast = dataclasses.replace(arm(1.0), key=winograd)
+    arms = [arm(), slow, fast, arm(0.5)]
+    policy = foresight((0, "index"), families=("x", "x", "y", "x"))
+    policy.choose(arms, RNG)
+    decision = policy.choose(arms, RNG)
+    assert (decision.arm, decision.reason) == (3, "foresee")
+    # Where it could catch up, it may.
+    promises = {1: Promise(0.9, 0.9), 3: Promise(0.1, 0.9)}
+    policy = foresight((0, "index"), families=("x", "x", "y", "x"), promises=promises)
+    policy.choose(arms, RNG)
+    assert policy.choose(arms, RNG).arm == 1
 
 
 @pytest.mark.parametrize("reason", ["warm-up", "starved", "explore"])

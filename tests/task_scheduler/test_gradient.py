@@ -203,6 +203,14 @@ def test_a_resumed_run_goes_on_from_its_histories():
     assert decision.scores == pytest.approx([0.8 * 4.0, 0.8 * 4.0 / 4])
 
 
+def test_a_slot_that_was_killed_after_its_first_batch_counts():
+    arms = [
+        Arm("killed", 1.0, 1.0, np.array([9.0]), 0, 0.0),
+        Arm("other", 1.0, 1.0, np.array([1.0]), 1, 1.0),
+    ]
+    assert GradientPolicy().choose(arms, np.random.default_rng(0)).arm == 0
+
+
 def test_the_recent_drop_is_taken_over_the_window():
     policy, rng = GradientPolicy(), np.random.default_rng(0)
     history = [[], [8.0], [8.0, 6.0], [8.0, 6.0, 5.0], [8.0, 6.0, 5.0, 2.0]]

@@ -110,7 +110,8 @@ class GradientPolicy:
     def _add_batches(self, arms: Sequence[Arm]) -> None:
         """Append one entry for each measured batch, whatever its size."""
         if len(self._n_slots) != len(arms):  # of a resumed run, all count as they are now
-            self._n_slots = [arm.n_slots if arm.n_trials else 0 for arm in arms]
+            # A slot of several batches that a kill has ended is not among the slots.
+            self._n_slots = [max(1, arm.n_slots) if arm.n_trials else 0 for arm in arms]
             self._best_ms = [
                 [min(arm.best_ms, _FAILED_MS)] * n
                 for arm, n in zip(arms, self._n_slots, strict=True)

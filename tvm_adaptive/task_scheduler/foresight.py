@@ -9,11 +9,13 @@ updated model, and only where its recent predictions ranked what was measured.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
+from tvm_adaptive.task_scheduler.forms import FormArms
 from tvm_adaptive.values.trial import Promise
 
 # Rank correlation of forecast and measurement below which a promise is mostly noise.
@@ -47,7 +49,7 @@ class Foresight:
 
     def _foresee(self, played: int, arms: Sequence[Arm]) -> Decision | None:
         family = self.families[played]
-        gains_ms = np.full(len(arms), np.nan)
+        gains_ms: dict[int, float] = {}
         for k, arm in enumerate(arms):
             if not family or self.families[k] != family or k == played or arm.finished:
                 continue
@@ -55,8 +57,11 @@ class Foresight:
             if promise is not None and promise.accuracy >= MIN_ACCURACY:
                 gains_ms[k] = arm.share_ms * promise.expected_drop
         # Before its first result a sibling's latency is infinite; its warm-up comes first.
-        gains_ms[~np.isfinite(gains_ms)] = np.nan
-        if not np.nanmax(gains_ms, initial=0.0) > 0.0:
+        known_ms = {k: gain_ms for k, gain_ms in gains_ms.items() if math.isfinite(gain_ms)}
+        scores = np.full(len(arms), np.nan)
+        for k, worth_ms in FormArms(arms).worth(known_ms).items():
+            scores[k] = worth_ms
+        if not np.nanmax(scores, initial=0.0) > 0.0:
             return None
         n_trials = max(1, round(self.share * self.slot_trials))
-        return Decision(int(np.nanargmax(gains_ms)), "foresee", n_trials, gains_ms, "ms")
+        return Decision(int(np.nanargmax(scores)), "foresee", n_trials, scores, "ms")
