@@ -216,6 +216,15 @@ def test_without_a_hint() -> None:
     }
 
 
+def test_bytes_that_are_indices_are_not_negative() -> None:
+    for rows, high in ((200, 127), (128, 127), (100, 99)):
+        found = ranges_of(
+            {"x": ((2, 8), "int8")},
+            lambda emit, x, rows=rows: op.take(table(rows), emit(op.astype(x, "int32")), 0),
+        )
+        assert found == {"x": (0, high)}
+
+
 def test_a_seed_gives_the_same_inputs_again_and_another_one_others() -> None:
     network = network_of(WITH_DATA, lambda emit, x, data: op.add(data, emit(op.sum(
         emit(op.take(table(50), x, 0)), -1))))  # fmt: skip

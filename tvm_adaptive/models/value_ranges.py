@@ -71,7 +71,9 @@ def _range_of_input(name: str, kind: np.dtype[Any], use: _Use) -> Range:
     if is_mask or _LENGTH_NAME.fullmatch(name):
         return ONE
     if is_number and kind.itemsize == 1:
-        return Range(float(np.iinfo(kind).min), float(np.iinfo(kind).max))
+        whole = Range(float(np.iinfo(kind).min), float(np.iinfo(kind).max))
+        positive = Range(0.0, whole.high)  # an index
+        return positive if use.fits(positive) and not use.fits(whole) else whole
     return ZERO_OR_ONE
 
 
@@ -156,14 +158,14 @@ class _Use:
         """Return the values within tables and comparisons; None if those up to ``most`` are."""
         widest = None
         for low in _FIRST_VALUES:
-            if not self._fits(Range(low, low)):
+            if not self.fits(Range(low, low)):
                 continue
-            if self._fits(Range(low, most)):
+            if self.fits(Range(low, most)):
                 return None
             high, beyond = low, most
             while beyond - high > 1:
                 middle = (high + beyond) // 2
-                if self._fits(Range(low, middle)):
+                if self.fits(Range(low, middle)):
                     high = middle
                 else:
                     beyond = middle
@@ -194,7 +196,7 @@ class _Use:
     def _with(self, given: Range) -> _Values:
         return self._flow.changed(self._values, {self._key: [given]}, self._steps)
 
-    def _fits(self, given: Range) -> bool:
+    def fits(self, given: Range) -> bool:
         """Say whether all tables and comparisons have room for the values."""
         values = self._with(given)
         compared: list[tuple[Range, Range]] = []

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import tirx
 
+from tests.models import networks
 from tvm_adaptive._tvm import (
     Schedule,
     TuningRecord,
@@ -159,6 +161,51 @@ def test_equal_outputs_of_two_groups_are_two_functions() -> None:
         chosen = alternatives.steps(dict.fromkeys(groups, FORMS[1]) | {group: FORMS[1]})
         own = [steps for name, steps in chosen.items() if alternatives.keys[name].group == group]
         assert {alternatives.keys[step].group for steps in own for step in steps} == {group}
+
+
+def test_sums_of_whole_numbers_stay_exact_where_they_are_rounded() -> None:
+    """Transforms of tiles of four have thirds: 54.999996 would become 54."""
+    weights = np.zeros((16, 16, 3, 3), "float32")
+    weights[:, 0, 1, 2] = 5.0
+    x = np.zeros((1, 16, 8, 8), "float32")
+    x[0, 0, 0, 4] = 11.0
+
+    def build(emit: Any, data: Any) -> Any:
+        y = emit(relax.op.nn.conv2d(data, relax.const(weights), padding=1))
+        return relax.op.astype(y, "int32")
+
+    prepared = prepared_of(networks.network_of({"x": x.shape}, build))
+    assert prepared.alternatives is not None
+    forms = {key.form for key in prepared.alternatives.keys.values()}
+    assert forms == {"", "winograd-2x2"}
+    for form in forms:
+        (found,) = outputs_in(prepared, form, [x])
+        assert found[0, 0, 0, 3] == 55
+
+
+def test_a_convolution_of_an_open_batch_has_no_forms() -> None:
+    """As the masks of objects, of which there are as many as were found."""
+    assert prepared_of(with_rows(lambda _emit, y: relax.op.nn.relu(y))).alternatives is None
+
+
+def with_rows(build: Any) -> Network:
+    """Return a network that convolves the rows that a mask chooses."""
+    kernel = np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype("float32")
+    n, builder = tirx.Var("n", "int64"), relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((6, 16, 8, 8), "float32"))
+    mask = relax.Var("mask", relax.TensorType((6,), "int64"))
+    with builder.function("main", [x, mask]):
+        with builder.dataflow():
+            found = relax.op.nonzero(mask)
+            places = builder.match_cast(found, relax.TensorType((1, n), "int64"))
+            rows = builder.emit(
+                relax.op.take(x, builder.emit(relax.op.squeeze(places, [0])), axis=0)
+            )
+            y = builder.emit(relax.op.nn.conv2d(rows, relax.const(kernel), padding=1))
+            y = builder.emit(build(builder.emit, y))
+            result = builder.emit_output(relax.op.mean(y, [0]))
+        builder.emit_func_output(result)
+    return network_of_relax("rows", builder.get(), {})
 
 
 def test_tasks_have_names_calls_and_forms() -> None:

@@ -260,6 +260,12 @@ def rectified_rows(emit: Any, x: Any) -> Any:
     return emit(relax.op.floor(y))
 
 
+def quantised_quotients(emit: Any, x: Any) -> Any:
+    y = emit(relax.op.divide(x, relax.const(61.0, "float32")))
+    scale, zero_point = relax.const(1.0, "float32"), relax.const(0, "int8")
+    return emit(relax.op.quantize(y, scale, zero_point, axis=0, out_dtype="int8"))
+
+
 def cut_off(emit: Any, x: Any) -> Any:
     """Return the floor by the same sum, a half below; and of a quotient."""
     half = relax.const(0.5, "float32")
@@ -274,6 +280,7 @@ def cut_off(emit: Any, x: Any) -> Any:
         (rows_of, [41.0, 82.0, 81.9, 0.0], [1.0, 2.0, 1.0, 0.0]),
         (lambda emit, x: emit(relax.op.astype(rows_of(emit, x), "int32")), [41.0], [1]),
         (rounded, [0.3, 0.7, -1.6], [0.0, 1.0, -2.0]),
+        (quantised_quotients, [91.5], [2]),
     ],
 )
 def test_what_a_last_digit_decides_is_computed_as_it_stands(
@@ -284,6 +291,16 @@ def test_what_a_last_digit_decides_is_computed_as_it_stands(
     network = networks.network_of({"x": x.shape}, build)
     (found,) = run_network(compile_network(prepare(network, target), None, target), [x])
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_factor_of_a_wider_type_stays_behind_half_precision() -> None:
+    def build(emit: Any, x: Any) -> Any:
+        kernel = relax.const(np.ones((1, 1, 1, 1), "float16"))
+        y = emit(relax.op.nn.conv2d(x, kernel, out_dtype="float32"))
+        return emit(relax.op.multiply(y, relax.const(1e-8, "float32")))
+
+    mod = networks.module_of({"x": (1, 1, 4, 4)}, build, "float16")
+    assert operators(fold_affine(mod)) == ["conv2d", "multiply"]
 
 
 def test_a_product_behind_one_that_widens_stays(compare: Callable[[IRModule], None]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import Constant, ExtractedTask, IRModule, PrimFunc, Target, relax
+from tvm_adaptive._tvm.tensor_functions import has_fixed_arguments
 from tvm_adaptive.models.forms.convolution import Convolution, convolution_of
 from tvm_adaptive.models.forms.minimal_filtering import transformed_taps
 from tvm_adaptive.models.forms.tiles import Tiles, tiles_of
@@ -89,7 +90,8 @@ class Alternatives:
         group = f"3x3 of {batch}x{height}x{width}x{channels}"
         if convolution.padding != (1, 1):
             group += f" padded by {convolution.padding[0]} and {convolution.padding[1]}"
-        for size in TILE_SIZES:
+        # Sums of whole numbers are exact in tiles of two, whose transforms have halves only.
+        for size in TILE_SIZES[:1] if convolution.rounds else TILE_SIZES:
             tiles = tiles_of(convolution, size)
             if tiles is None:
                 return
@@ -158,7 +160,8 @@ def _has_constant_kernel(call: Any, convolution: Convolution) -> bool:
 
 def _convolution(mod: IRModule, name: str) -> Convolution | None:
     function = mod[name]
-    return convolution_of(function) if _tvm.has_blocks(function) else None
+    is_fixed = _tvm.has_blocks(function) and has_fixed_arguments(function)
+    return convolution_of(function) if is_fixed else None
 
 
 @_tvm.mutator

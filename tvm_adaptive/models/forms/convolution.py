@@ -7,11 +7,13 @@ from typing import Any
 
 from tvm_adaptive import _tvm
 from tvm_adaptive._tvm import BufferStore, PrimFunc, SeqStmt, handle, tirx
-from tvm_adaptive._tvm.expressions import is_load
+from tvm_adaptive._tvm.expressions import is_load, parts_of
 from tvm_adaptive._tvm.tensor_functions import buffer_shape, realizes
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 KERNEL_SIZE = 3
+# Without floor, with which exponential functions are computed.
+_ROUNDINGS = frozenset(f"tirx.{name}" for name in ("round", "nearbyint", "ceil", "trunc"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Convolution:
     def uses_data_again(self) -> bool:
         """Whether something else than the convolution reads its data or its weights."""
         return bool({handle(self.data), handle(self.kernel)} & self.buffers_of_rest())
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the statements after it round, or may, so that a last digit decides."""
+        bodies = (realize.block.body for statement in self.rest for realize in realizes(statement))
+        return any(not isinstance(each, BufferStore) or _rounds(each.value) for each in bodies)
 
     def buffers_of_rest(self) -> set[int]:
         """Return the handles of the buffers that the statements after it read or write."""
@@ -84,6 +92,21 @@ def convolution_of(function: PrimFunc) -> Convolution | None:
         tuple(nests[place + 1 :]),
         tuple(each for each in root.alloc_buffers if handle(each) not in known),
     )
+
+
+def _rounds(expression: Any) -> bool:
+    """Say whether an expression makes whole numbers of others."""
+    name = str(getattr(getattr(expression, "op", None), "name", ""))
+    if name == "tirx.reinterpret":  # of the bits of a power of two
+        return False
+    if isinstance(expression, tirx.Cast):
+        is_float, was_float = (
+            str(each.ty.dtype).startswith(("float", "bfloat"))
+            for each in (expression, expression.value)
+        )
+        if was_float and not is_float:
+            return True
+    return name in _ROUNDINGS or any(map(_rounds, parts_of(expression)))
 
 
 def _only_block(nest: Any) -> Any | None:

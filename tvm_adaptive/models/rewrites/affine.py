@@ -43,7 +43,7 @@ _JUMPS = frozenset(
     for name in (
         *("floor", "ceil", "round", "trunc", "sign", "floor_divide", "floor_mod", "mod"),
         *("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
-        *("bucketize", "searchsorted", "image.grid_sample"),
+        *("bucketize", "searchsorted", "image.grid_sample", "quantize"),
     )
 )
 # These add in an order of their own, so that last digits are not those of the model anyway.
@@ -283,6 +283,8 @@ def _constant(numbers: FloatArray, like: Any) -> Any:
 def _scaled(call: Any, factor: FloatArray) -> Any | None:
     """Return a convolution whose results are scaled; None if the factor differs in a channel."""
     attrs, kernel = call.attrs, call.args[1]
+    if kernel.ty.dtype != call.ty.dtype:  # the factor may be of the wider type
+        return None
     layout, result = str(attrs.kernel_layout), str(attrs.out_layout)
     if not isinstance(kernel, Constant) or sorted(layout) != sorted("OIHW") or "C" not in result:
         return None
