@@ -84,7 +84,12 @@ class PendingWrites:
                 self._n_failures = 0
                 # Not before all is written: the run may be killed in between.
                 if self._n_late and not self._waiting:
-                    self._note("store-back", n_waiting=self._n_late)
+                    self.journal.write(
+                        "store-back",
+                        where=self.where,
+                        n_waiting=self._n_late,
+                        n_dropped=self._n_dropped,
+                    )
                     self._n_late = 0
                 if self.clock.monotonic() >= end_sec:
                     break
@@ -101,7 +106,7 @@ class PendingWrites:
             logger.warning("%s %d trials of %s are left out.", error, len(trials), task.name)
             self._n_dropped += len(trials)
             n_left = self.n_in_memory - len(trials)
-            self._note("error", message=str(error), n_waiting=n_left)
+            self._write_error(error, n_left)
 
     def _fail(self, error: StoreError, took_sec: float) -> None:
         growing_sec = FIRST_PAUSE_SEC * 2.0 ** min(self._n_failures, 16)
@@ -109,7 +114,8 @@ class PendingWrites:
         self._n_failures += 1
         self._next_sec = self.clock.monotonic() + pause_sec
         logger.warning("%s The next try is in %.0f s.", error, pause_sec)
-        self._note("error", message=str(error), n_waiting=self.n_in_memory)
+        self._write_error(error, self.n_in_memory)
 
-    def _note(self, event: str, **fields: Any) -> None:
-        self.journal.write(event, where=self.where, n_dropped=self._n_dropped, **fields)
+    def _write_error(self, error: StoreError, n_waiting: int) -> None:
+        fields = {"n_waiting": n_waiting, "n_dropped": self._n_dropped}
+        self.journal.write("error", where=self.where, message=str(error), **fields)
