@@ -130,10 +130,15 @@ def test_a_forked_child_ends_alone(case: str, code: int) -> None:
 
 def test_a_child_of_multiprocessing_ends_alone() -> None:
     budget, context = Budget(None), multiprocessing.get_context("fork")
-    with interruptible(budget.interrupt, restore_screen=pytest.fail, release=pytest.fail):
-        child = context.Process(target=signal.raise_signal, args=(signal.SIGTERM,))
-        child.start()
-        child.join()
+    # The command line, in a test before this one, has Python raise KeyboardInterrupt.
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with interruptible(budget.interrupt, restore_screen=pytest.fail, release=pytest.fail):
+            child = context.Process(target=signal.raise_signal, args=(signal.SIGTERM,))
+            child.start()
+            child.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert child.exitcode == -signal.SIGTERM
     assert not budget.interrupted
 
