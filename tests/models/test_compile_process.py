@@ -162,7 +162,8 @@ def test_a_refused_function_has_the_name_that_it_had_before_its_weights_were_pac
     save_module(mod, tmp_path)
     monkeypatch.setattr(compile_, "n_build_workers", lambda _: 1)
     monkeypatch.setattr(object_files, "write_object", refuse)
-    exported = export_module(str(tmp_path), save_json(case.target), str(tmp_path / "net.so"))
+    folder = str(tmp_path)
+    exported = export_module(folder, save_json(case.target), f"{folder}/net.so", folder)
     assert packed
     assert exported.refused.keys() == {name.removesuffix("_prepacked") for name in packed}
     assert exported.refused.keys() <= coverage.tuned.keys()
@@ -177,6 +178,7 @@ def test_the_only_function_of_a_network_can_be_refused(
         raise ValueError("it cannot be compiled")
 
     save_module(schedule_network(case.prepared["NHWC"], None, case.target)[0], tmp_path)
+    monkeypatch.setattr(compile_, "n_build_workers", lambda _: 2)
     monkeypatch.setattr(compile_._tvm, "link_network", refuse)
     exported = export_module(str(tmp_path), save_json(case.target), str(tmp_path / "net.so"))
     assert list(exported.refused.values()) == ["it cannot be compiled"]
