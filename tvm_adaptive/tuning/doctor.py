@@ -123,7 +123,7 @@ def check_cores() -> CheckResult:
         fix = f"Unset {variable} for tuning, or set it to {wanted}."
         return CheckResult("cores", "warning", f"{text}, but {variable} is {given}", fix)
     quota = cpu_limit()
-    if quota is not None and stops_kernels(n_cores):
+    if quota is not None and stops_kernels(quota, n_cores):
         text = f"{text}, as this container has {describe_quota(quota)}"
         fix = (
             "The quota stops kernels in the middle of a timing: give the container cores of "

@@ -84,8 +84,9 @@ class _Graph:
 
         self._graph, self._options = graph, options
         self._places = _places_of_inputs(graph, examples)
-        self._outputs = _outputs_of(graph)
-        self._views = _views_of(graph, examples)
+        outputs = _outputs_of(graph)
+        self._outputs = [each is not None for each in outputs]
+        self._views = _views_of(_inputs_of(graph, examples), outputs)
         held = [*graph.parameters(), *graph.buffers()]
         if torch.is_grad_enabled() and any(
             each.requires_grad for each in (*examples, *held) if isinstance(each, torch.Tensor)
@@ -203,8 +204,8 @@ def _places_of_inputs(graph: Any, examples: Sequence[Any]) -> list[int]:
 
     places = []
     nodes = graph.graph.find_nodes(op="placeholder")
-    for place, (node, example) in enumerate(zip(nodes, examples, strict=True)):
-        known = node.meta.get("example_value", example)
+    inputs = _inputs_of(graph, examples)
+    for place, (node, example, known) in enumerate(zip(nodes, examples, inputs, strict=True)):
         if not isinstance(example, torch.Tensor) or not isinstance(known, torch.Tensor):
             kind = type(example).__name__
             raise _UnsupportedError(f"its input {node.name} is of type {kind}: {_DYNAMIC}")
@@ -225,8 +226,15 @@ def _places_of_inputs(graph: Any, examples: Sequence[Any]) -> list[int]:
     return places
 
 
-def _outputs_of(graph: Any) -> list[bool]:
-    """Return which outputs are tensors; the others are None."""
+def _inputs_of(graph: Any, examples: Sequence[Any]) -> list[Any]:
+    """Return the inputs as they were traced."""
+    nodes = graph.graph.find_nodes(op="placeholder")
+    pairs = zip(nodes, examples, strict=True)
+    return [node.meta.get("example_value", example) for node, example in pairs]
+
+
+def _outputs_of(graph: Any) -> list[Any]:
+    """Return the outputs as they were traced; those that are no tensors are None."""
     import torch
 
     (output,) = graph.graph.find_nodes(op="output")
@@ -235,8 +243,8 @@ def _outputs_of(graph: Any) -> list[bool]:
         value = None if node is None else node.meta.get("example_value")
         if node is not None and not isinstance(value, torch.Tensor):
             raise _UnsupportedError(f"its output {node} is no tensor")
-        found.append(node is not None)
-    if not any(found):
+        found.append(value)
+    if all(each is None for each in found):
         raise _UnsupportedError("it has no outputs")
     return found
 
@@ -256,25 +264,18 @@ class _View:
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
 
 
-def _views_of(graph: Any, examples: Sequence[Any]) -> dict[int, _View]:
+def _views_of(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, _View]:
     """Return the outputs that are views of inputs, or of outputs that are whole tensors.
 
     What follows a graph may write into one of them, which has to show in the other.
     """
-    nodes = graph.graph.find_nodes(op="placeholder")
-    inputs = [
-        node.meta.get("example_value", example)
-        for node, example in zip(nodes, examples, strict=True)
-    ]
-    (output,) = graph.graph.find_nodes(op="output")
-    values = [None if node is None else node.meta["example_value"] for node in output.args[0]]
     bases = {_storage_of(each): (True, place, each) for place, each in enumerate(inputs)}
     n_inputs = Counter(map(_storage_of, inputs))
-    for place, value in enumerate(values):
+    for place, value in enumerate(outputs):
         if value is not None and _is_whole(value):
             bases.setdefault(_storage_of(value), (False, place, value))
     found = {}
-    for place, value in enumerate(values):
+    for place, value in enumerate(outputs):
         base = None if value is None else bases.get(_storage_of(value))
         if value is None or base is None or base[2].dtype != value.dtype:
             continue

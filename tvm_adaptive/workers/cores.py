@@ -46,7 +46,7 @@ def limits_note(n_cores: int, proc: Path = PROC) -> str:
     """Describe what a container's limits change for a run; "" if nothing."""
     quota, memory = cpu_limit(proc), memory_limit(proc)
     n_workers = n_build_workers(n_cores, proc)
-    stops = stops_kernels(n_cores, proc)
+    stops = stops_kernels(quota, n_cores)
     if not stops and (memory is None or n_workers == n_cores):
         return ""
     parts = [] if quota is None else [describe_quota(quota)]
@@ -56,9 +56,8 @@ def limits_note(n_cores: int, proc: Path = PROC) -> str:
     return f"{text}; kernel times under a CPU quota are throttled" if stops else text
 
 
-def stops_kernels(n_cores: int, proc: Path = PROC) -> bool:
+def stops_kernels(quota: float | None, n_cores: int) -> bool:
     """Say whether a quota stops kernels of so many threads in the middle of a period."""
-    quota = cpu_limit(proc)
     return quota is not None and quota < max(n_cores, len(_allowed_cores()))
 
 

@@ -180,14 +180,16 @@ class NetworkCheck(LibraryCheck):
     def _compare_functions(self) -> ComparedCalls:
         """Compare the functions of the library to check with those of the untuned one."""
         inputs = self._network.telling_inputs(self._context.seed)
-        check_sec = self._network_check_sec or 0.0
+        budget, check_sec = self._context.budget, self._network_check_sec or 0.0
+        # If nothing is compiled again.
+        spare_sec = budget.left_sec - budget.least_later_sec - check_sec
         most_sec = max(_LEAST_HANG_SEC, _HANG_MARGIN * check_sec)
         start_sec = time.perf_counter()
         found = self._compared(
             self._unchecked,
             inputs,
             most_sec=most_sec,
-            rounding_sec=min(_ROUNDING_SHARE * most_sec, self._spare_sec - check_sec),
+            rounding_sec=min(_ROUNDING_SHARE * most_sec, spare_sec),
             in_overtime=True,
         )
         self._context.journal.write(
@@ -199,11 +201,6 @@ class NetworkCheck(LibraryCheck):
             seconds=time.perf_counter() - start_sec,
         )
         return found
-
-    @property
-    def _spare_sec(self) -> float:
-        """Seconds left, without those of what follows if nothing is compiled again."""
-        return self._context.budget.left_sec - self._context.budget.least_later_sec
 
     def _compared(self, library: Path, inputs: Sequence[Any], **options: Any) -> ComparedCalls:
         """Compare the functions of a library with those of the untuned one."""
