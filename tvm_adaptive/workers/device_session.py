@@ -103,8 +103,7 @@ def _load_file(path: str, file: _File, load_path: Callable[[str], Any]) -> Any:
 
 def load_once(path: str) -> Any:
     """Load a compiled module unless the same file is loaded: it stays loaded."""
-    stat = Path(path).stat()
-    key = (path, stat.st_mtime_ns, stat.st_size)
+    key = _file_at(path)
     loaded = cache("modules")
     if key not in loaded:
         loaded[key] = load(path)
@@ -128,10 +127,17 @@ def function(name: str) -> Any:
     return tvm.get_global_func(name) if session is None else session.get_function(name)
 
 
-def save_linked(path: str, library: str) -> None:
+def save_linked(path: str, library: str) -> bool:
     """Fetch an archive's library, which the leased device links: it has the linker."""
     content = _CurrentDevice.session.download_linked_module(_upload(path))
-    Path(library).write_bytes(bytes(content))
+    # A part of a library, as a full disk leaves it, would be deployed.
+    fresh = Path(f"{library}.new")
+    try:
+        fresh.write_bytes(bytes(content))
+        os.replace(fresh, library)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return True
 
 
 def _upload(path: str) -> str:

@@ -29,10 +29,11 @@ from tvm_adaptive.errors import (
     NoDeviceError,
     OutOfTimeError,
     WorkerDiedError,
+    WorkerTaskError,
 )
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.runner.playoff import playoff, verifier, worker
-from tvm_adaptive.runner.playoff.finalist import Finalist, PlayoffOptions
+from tvm_adaptive.runner.playoff.finalist import NOT_CHECKED, Finalist, PlayoffOptions
 from tvm_adaptive.runner.playoff.modules import (
     longest_sums,
     sane_records,
@@ -45,6 +46,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     play_off,
     without_playoff,
 )
+from tvm_adaptive.runner.rpc.lease import release
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.workers import pool as pools
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
@@ -721,6 +723,74 @@ def test_a_failure_of_the_machine_is_tried_again_and_is_no_finalists_fault(
             assert math.isnan(time_it(0)) == bool(disqualified)
     assert len(pool.answers) == n_left
     assert finalist.disqualified == disqualified
+
+
+class Boards(LeasingPool):
+    """A farm of two devices that gives answers in turn, the first as long as it is not unfit."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__(RPCConfig("nowhere", 1, "board", 1, 5))
+        self.answers = list(answers)
+        self._present = ("farm:1", "farm:2")
+
+    def map(self, function: Any, tasks: Any, timeout_sec: float) -> list[Outcome]:
+        if function is release:
+            return [Outcome()]
+        self.address = "farm:2" if "farm:1" in self._unfit else "farm:1"
+        answer = self.answers.pop(0)
+        is_error = isinstance(answer, Exception)
+        return [Outcome(error=answer) if is_error else Outcome(answer)]
+
+
+AGREES, DIFFERS = worker.KernelCheck(), worker.KernelCheck("it differs")
+NO_LINKER = WorkerTaskError("no linker")
+
+
+@pytest.mark.parametrize("answer", [DIFFERS, NO_LINKER])
+@pytest.mark.parametrize("control", [AGREES, DIFFERS, NO_LINKER])
+@pytest.mark.parametrize("stage", ["check", "timing"])
+def test_on_a_farm_only_a_sound_device_refutes_a_kernel(
+    stage: str, control: Any, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing: Any = None
+    kernel = worker.Kernel("kernel.tar", "cpu", ())
+    finalist = Finalist(nothing, 2e-3, unchecked="" if stage == "timing" else NOT_CHECKED)
+    entry = verifier.Entry(finalist, timed=kernel, plain=kernel)
+    pool = Boards(answer if stage == "check" else NO_LINKER, control)
+    monkeypatch.setattr(verifier.Verifier, "_build_plain", lambda *_: None)
+    with contextlib.closing(verifier.Verifier(LLVM, nothing, pool, PlayoffOptions())) as checks:
+        checks._untuned = kernel
+
+        def judge() -> None:
+            if stage == "check":
+                checks.check([entry])
+            else:
+                checks.timer([entry])(0)
+
+        if control is AGREES:
+            judge()
+            assert finalist.is_refuted
+            assert not pool._unfit
+        else:
+            with pytest.raises(MachineError, match="farm:1 does not repeat the results"):
+                judge()
+            assert finalist.disqualified == ""
+            assert not finalist.is_sound
+            assert pool._unfit == {"farm:1"}
+    assert pool.answers == []
+
+
+@pytest.mark.parametrize("second", [None, NO_LINKER])
+def test_a_device_that_cannot_run_untuned_functions_is_passed_over_if_another_can(
+    second: Any,
+) -> None:
+    nothing: Any = None
+    kernel = worker.Kernel("kernel.tar", "cpu", ())
+    pool = Boards(NO_LINKER, second)
+    with contextlib.closing(verifier.Verifier(LLVM, nothing, pool, PlayoffOptions())) as checks:
+        assert checks._run_untuned(kernel).error is second
+    assert pool.address == "farm:2"
+    assert pool._unfit == (set() if second else {"farm:1"})
 
 
 def test_top_k_is_checked() -> None:

@@ -55,6 +55,22 @@ def test_one_fault_is_forgiven(pool):
     assert pool.avoided() == frozenset()
 
 
+@pytest.mark.parametrize("present", [[A], [A, B]])
+def test_failures_in_a_row_ask_for_the_reference_kernel(pool, present):
+    pool.present = present
+    pool.restart(A, timing(1.0))
+    pool.note_success(A)
+    pool.note_failure(A)
+    assert not pool.needs_calibration(A)
+    pool.note_success(A)
+    pool.note_failure(A)
+    assert not pool.needs_calibration(A)
+    pool.note_failure(A)
+    assert pool.needs_calibration(A)
+    assert pool.calibrate(A, timing(1.0))
+    assert not pool.needs_calibration(A)
+
+
 def test_a_device_that_has_measured_nothing_is_suspected_while_there_are_others(pool, clock):
     pool.note_success(B)
     assert not pool.suspect(B)

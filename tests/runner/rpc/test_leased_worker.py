@@ -124,6 +124,21 @@ def test_suspended_devices_are_avoided_while_there_are_others(
     assert pool.map(where, [()], 30.0)[0].value == "farm:2"
 
 
+def test_a_device_that_is_passed_over_is_avoided_while_there_are_others(
+    pool: LeasingPool, gone: Path
+) -> None:
+    assert pool.map(where, [()], 30.0)[0].value == "farm:1"
+    assert pool.pass_over()
+    assert pool.map(where, [()], 30.0)[0].value == "farm:2"
+    gone.write_text("farm:2")
+    assert pool.map(where, [()], 30.0)[0].value == "farm:1"
+    gone.write_text("")
+    pool.release()
+    assert pool.map(where, [()], 30.0)[0].value == "farm:2"
+    pool.forgive("farm:1")
+    assert not pool._unfit
+
+
 def kept() -> int:
     """Return how much of the device the worker holds, and hold something."""
     from tvm_adaptive.workers import device_session
@@ -148,6 +163,7 @@ def test_without_a_device_no_task_runs(pool: LeasingPool, gone: Path) -> None:
     assert isinstance(first, NoDeviceError)
     assert "no device could be leased: OSError: no server is left" in str(first)
     gone.write_text("")
+    assert 0.0 < pool.pause_sec <= leased_worker.RETRY_PAUSE_SEC
     # The next task does not queue again so soon.
     assert str(error_of(pool, where, limit_sec=30.0)) == str(first)
     pool._retry_sec = 0.0

@@ -94,6 +94,22 @@ def fail_on_first(artifact_path: str, device_type: str, args_info: Any, options:
     return measure(artifact_path, device_type, args_info, options)
 
 
+def fail_later_on_first(
+    artifact_path: str, device_type: str, args_info: Any, options: Any
+) -> Timing:
+    """Fail on the first device, but for the first kernel that it gets."""
+    from tvm_adaptive.runner.rpc import lease
+
+    assert lease._Lease.offer is not None
+    if lease._Lease.offer[1] == 1:
+        mark = Path(device_type).with_name("measured-once")
+        if mark.exists():
+            raise RuntimeError("no linker any more")
+        mark.touch()
+    time.sleep(0.02)
+    return measure(artifact_path, device_type, args_info, options)
+
+
 def fill_disk(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -234,6 +250,19 @@ def test_candidates_end_when_no_device_can_be_reached(farm: Farm, monkeypatch: A
     found = farm.measure(farm.runner(queue_timeout_sec=1.0), 3)
     assert ["no device for 1 s" in str(result.error_msg) for result in found] == [True] * 3
     assert all(is_machine_failure(result.error_msg) for result in found)  # none was tried
+
+
+@pytest.mark.parametrize("n_devices", [1, 2])
+def test_a_device_that_breaks_costs_few_candidates(farm: Farm, n_devices: int) -> None:
+    farm.set(**{f"farm_{1 + n}": 1.0 for n in range(n_devices)})
+    found = farm.measure(farm.runner(measure=fail_later_on_first, queue_timeout_sec=1.0), 20)
+    errors = [str(each.error_msg) for each in found if each.error_msg is not None]
+    own = [each for each in errors if not is_machine_failure(each)]
+    assert 0 < len(own) <= 2
+    assert all("no linker any more" in each for each in own)
+    assert len(errors) - len(own) == (17 if n_devices == 1 else 0)  # which were not tried
+    faults = [event for event in farm.events("board") if event["state"] == "fault"]
+    assert {event["address"] for event in faults} == {FAST}
 
 
 def test_a_device_is_given_back_after_a_candidate_that_fails(farm: Farm, monkeypatch: Any) -> None:

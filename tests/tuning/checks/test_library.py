@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,22 @@ from tests.database.conftest import make_record
 from tests.tuning.checks.shared import Clock, session_in, spend_all_on_compiling
 from tvm_adaptive._tvm import (
     Database,
+    RPCConfig,
     copy_record,
     functions_as_tasks,
     memory_database,
 )
 from tvm_adaptive._tvm import te_workload as operator
+from tvm_adaptive.errors import WorkerDiedError, WorkerTaskError, WorkerTimeoutError
 from tvm_adaptive.measure_callback.history import History
+from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks import library, operators
 from tvm_adaptive.tuning.checks.library import Measurement
 from tvm_adaptive.tuning.checks.operators import OperatorCheck
 from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.workers import device_session
+from tvm_adaptive.workers.pool import Outcome
 
 
 @contextlib.contextmanager
@@ -94,6 +101,71 @@ def test_a_tuned_library_that_crashes_counts_after_an_untuned_one_that_was_slow(
 
 def crash(*_arguments: Any, **_options: Any) -> None:
     os.abort()
+
+
+class Farm(LeasingPool):
+    """A farm whose tasks end with these errors and values, one after the other."""
+
+    def __init__(self, *ends: Any) -> None:
+        super().__init__(RPCConfig("nowhere", 1, "board", 1, 5))
+        self.ends = list(ends)
+        self.limits_sec: list[float] = []
+
+    def map(self, function: Any, tasks: Any, timeout_sec: float) -> list[Outcome]:
+        self.limits_sec.append(timeout_sec)
+        end = self.ends.pop(0)
+        is_error = isinstance(end, Exception)
+        return [Outcome(error=end) if is_error else Outcome(end)]
+
+
+LATE, DIED = WorkerTimeoutError("no answer"), WorkerDiedError("killed")
+
+
+@pytest.mark.parametrize(
+    ("ends", "n_left", "is_found"),
+    [
+        ([7], 0, True),
+        ([LATE, 7], 0, True),
+        ([DIED, 7], 0, True),
+        ([LATE, LATE, 7], 1, False),
+        ([WorkerTaskError("its own fault"), 7], 1, False),
+    ],
+)
+def test_a_library_runs_again_where_a_device_of_a_farm_was_lost(
+    tmp_path: Path, ends: list[Any], n_left: int, is_found: bool
+) -> None:
+    with one_recorded(tmp_path, Clock()) as (check, _):
+        check._pool.close()
+        check._pool = farm = Farm(*ends)
+        found = check._run(crash, (), Path("main.tar"), most_sec=60.0)
+    assert (found == 7) is is_found
+    assert len(farm.ends) == n_left
+    assert set(farm.limits_sec) == {30.0}
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_library_is_fetched_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    session: Any = SimpleNamespace(
+        upload=lambda *_: None, download_linked_module=lambda _: b"a library"
+    )
+    monkeypatch.setattr(device_session._CurrentDevice, "session", session)
+    linked = tmp_path / "net.so"
+    if is_full:
+
+        def write_half(path: Path, content: bytes) -> int:
+            path.write_text(content[:3].decode())
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", write_half)
+        with pytest.raises(OSError, match="No space"):
+            device_session.save_linked(str(tmp_path / "net.tar"), str(linked))
+        assert not [*tmp_path.iterdir()]
+    else:
+        assert device_session.save_linked(str(tmp_path / "net.tar"), str(linked))
+        assert [path.name for path in tmp_path.iterdir()] == ["net.so"]
+        assert linked.read_bytes() == b"a library"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -324,6 +325,27 @@ def test_without_time_the_library_of_the_attempt_before_stays(
     assert check.library is not None
     assert (check.library.read_bytes() == before) == (not is_refused)
     assert (check.coverage == "one of all") == (not is_refused)
+
+
+def test_a_library_that_arrives_in_part_is_not_the_result(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session_in(tmp_path, Budget()) as here:
+        session = on_farm(here, monkeypatch)
+        monkeypatch.setattr(library, "save_linked", save_half)
+        prepared, database = tuned(network, session)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            assert check.measure_tuned(database) is not None
+    assert check.library is not None
+    assert check.library.suffix == ".tar"
+    assert check.library.is_file()
+
+
+def save_half(path: str, linked: str) -> bool:
+    content = Path(path).read_bytes()
+    Path(linked).write_bytes(content[: len(content) // 2])
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_latencies_of_two_devices_are_not_compared(

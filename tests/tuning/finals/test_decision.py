@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     TVM_VERSION,
     IRModule,
+    RPCConfig,
     Target,
     TuneContext,
     TuningRecord,
@@ -40,6 +43,7 @@ from tvm_adaptive.runner.playoff.finalist import (
     PlayoffOptions,
 )
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
+from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning.budget import Budget, EndCosts
@@ -491,6 +495,35 @@ def test_a_play_off_saves_no_time_for_what_is_checked_within_the_network(
     assert due_secs == [0.0] * n_held
     assert [each.played_off for each in outcomes] == [n_held > 0] * 2
     assert [each.in_network for each in outcomes] == [n_held == 0] * 2
+
+
+@pytest.mark.parametrize("n_lost", [0, 1, 2])
+def test_a_task_whose_device_was_lost_plays_once_more_after_the_others(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, n_lost: int
+) -> None:
+    nothing: Any = None
+    pool = LeasingPool(RPCConfig("nowhere", 1, "board", 1, 5))
+    monkeypatch.setattr(
+        playoffs, "_builder_and_pool", lambda *_: contextlib.nullcontext((nothing, pool))
+    )
+    held, ends = [], ["error"] * n_lost
+
+    def hold(_session: Any, mine: Any, _allowance: Any, **_parts: Any) -> FinalistReport:
+        held.append(mine.name)
+        reason = ends.pop() if mine.name == "0" and ends else "separated"
+        pool._retry_sec = time.monotonic() + (0.3 if reason == "error" else -1.0)
+        return FinalistReport(mine.name, (), reason, 1.0)
+
+    monkeypatch.setattr(playoffs, "hold_playoff", hold)
+    session = make_session(target=TARGET)
+    finalists = {n: Finalists(nothing, f"{n}", (), 3.0 - n) for n in range(3)}
+    recorder: Any = SimpleNamespace(add=lambda _: None)
+    start_sec = time.monotonic()
+    reports = playoffs.hold_playoffs(session, finalists, recorder)
+    assert held == ["0", "1", "2"] + ["0"] * bool(n_lost)
+    assert (time.monotonic() - start_sec > 0.3) == bool(n_lost)
+    assert reports[0].reason == ("error" if n_lost == 2 else "separated")
+    pool.close()
 
 
 def test_a_play_off_that_the_time_ended_keeps_the_winner_that_it_has(

@@ -16,11 +16,9 @@ from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import (
     MACHINE_FAILURE,
     OUT_OF_TIME,
-    DeviceUnreachableError,
     MachineError,
     NoDeviceError,
     OutOfTimeError,
-    WorkerDiedError,
     WorkerError,
     WorkerTaskError,
     WorkerTimeoutError,
@@ -48,7 +46,7 @@ from tvm_adaptive.runner.playoff.worker import (
     run_reference,
     time_once,
 )
-from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.runner.rpc.leased_worker import LOST_DEVICE, LeasingPool
 from tvm_adaptive.values.agreement import N_PERTURBED_PAIRS, tolerance
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -95,13 +93,14 @@ class Verifier:
         self._reference = str(self._folder.path / "reference")
         self._rtol = 0.0
         self._call_sec = options.timeout_sec
-        self._untuned: Kernel | None = None  # until its neighbours are known
-        self._no_neighbours = ""  # why they are not
+        self._untuned: Kernel | None = None
+        self._knows_neighbours = False  # or why they are not known:
+        self._no_neighbours = ""
         # A device that has lost its power looks like a kernel that hangs, until another one
         # has run the same kernel.
         self._not_of_kernels: tuple[type[WorkerError], ...] = (MachineError,)
         if isinstance(pool, LeasingPool):
-            self._not_of_kernels += (WorkerTimeoutError, WorkerDiedError, DeviceUnreachableError)
+            self._not_of_kernels += LOST_DEVICE
 
     def close(self) -> None:
         """Remove the artifacts."""
@@ -124,8 +123,7 @@ class Verifier:
                 return error
             self._untuned = kernel
             self._rtol = tolerance([dtype for dtype, _ in kernel.buffers], longest_sums(mod))
-            task = (kernel, self.options.seed, self._reference)
-            outcome = self._call(run_reference, task, self.options.reference_timeout_sec)
+            outcome = self._run_untuned(kernel)
             if isinstance(self._pool, LeasingPool):
                 # A slow link: a check sends and fetches as much.
                 self._call_sec = max(self._call_sec, 2.0 * outcome.elapsed_sec)
@@ -134,6 +132,19 @@ class Verifier:
         except Exception as error:  # e.g. a type that numpy does not know
             return repr(error)
         return "" if outcome.error is None else summary_line(outcome.error)
+
+    def _run_untuned(self, kernel: Kernel) -> Outcome:
+        """Run the untuned module; on another device of a farm if the first one cannot."""
+        task = (kernel, self.options.seed, self._reference)
+        timeout_sec = self.options.reference_timeout_sec
+        outcome = self._call(run_reference, task, timeout_sec)
+        if isinstance(outcome.error, WorkerTaskError) and isinstance(self._pool, LeasingPool):
+            first = self._pool.address
+            if self._pool.pass_over():
+                outcome = self._call(run_reference, task, timeout_sec)
+            if outcome.error is not None:
+                self._pool.forgive(first)
+        return outcome
 
     def build_timed(self, entries: Sequence[Entry]) -> None:
         """Build the kernels to time of those that were not built yet."""
@@ -167,27 +178,40 @@ class Verifier:
                 continue
             task = (entry.plain, self.options.seed, self._reference, self._rtol, None)
             outcome = self._call(check, task)
-            if outcome.error is None and outcome.value.may_be_rounding and self._untuned:
+            is_rounded = outcome.error is None and outcome.value.may_be_rounding
+            if is_rounded and not self._knows_neighbours and not self._no_neighbours:
                 # Without neighbours, nothing that is rounded may differ.
-                untuned, self._untuned = self._untuned, None
-                self._find_neighbours(untuned)
+                self._find_neighbours()
                 outcome = self._call(check, task)
             if outcome.error is not None:
-                finalist.disqualified = failure_text(outcome.error)
+                self._refute(finalist, failure_text(outcome.error))
             elif outcome.value.may_be_rounding and self._no_neighbours:
                 finalist.unchecked = self._no_neighbours
             else:
                 finalist.unchecked = ""
                 if outcome.value.problem is not None:
-                    finalist.disqualified = f"wrong result: {outcome.value.problem}"
+                    self._refute(finalist, f"wrong result: {outcome.value.problem}")
 
-    def _find_neighbours(self, untuned: Kernel) -> None:
+    def _refute(self, finalist: Finalist, why: str) -> None:
+        """Disqualify a finalist for good; raise MachineError if it is its device that fails."""
+        unchecked, finalist.unchecked = finalist.unchecked, why  # it cannot win in any case
+        if isinstance(self._pool, LeasingPool):
+            task = (self._untuned, self.options.seed, self._reference, self._rtol, None)
+            outcome = self._call(check, task, self.options.reference_timeout_sec)
+            if outcome.error is not None or outcome.value.problem is not None:
+                address = self._pool.address
+                self._pool.pass_over()
+                raise MachineError(f"{address} does not repeat the results of the untuned function")
+        finalist.disqualified, finalist.unchecked = why, unchecked
+
+    def _find_neighbours(self) -> None:
         """Run the untuned module on neighbours of the values, or note why that failed."""
-        task = (untuned, self.options.seed, self._reference, self._rtol)
+        task = (self._untuned, self.options.seed, self._reference, self._rtol)
         # As many runs; half of the time is for the other finalists.
         most_sec = 2 * N_PERTURBED_PAIRS * self.options.reference_timeout_sec
         timeout_sec = min(most_sec, self.left_sec() / 2)
         error = self._call(run_neighbours, task, timeout_sec).error
+        self._knows_neighbours = error is None
         if error is not None:
             self._no_neighbours = f"what it rounds could not be compared: {summary_line(error)}"
 
@@ -199,7 +223,7 @@ class Verifier:
         error = self._call(run_reference, (winner.timed, seed, path)).error
         if error is not None:
             if not isinstance(error, WorkerTaskError):  # that of a reference without numbers
-                winner.finalist.disqualified = failure_text(error)
+                self._refute(winner.finalist, failure_text(error))
             return []
 
         def is_equal(entry: Entry) -> bool:
@@ -215,7 +239,7 @@ class Verifier:
             task = (entries[index].timed, self.options.seed, self.options.repeat_ms)
             outcome = self._call(time_once, task)
             if outcome.error is not None:
-                entries[index].finalist.disqualified = failure_text(outcome.error)
+                self._refute(entries[index].finalist, failure_text(outcome.error))
                 return math.nan
             return float(outcome.value)
 

@@ -13,6 +13,9 @@ from tvm_adaptive.values.trial import Timing
 # Rest of a device that may be unfit: the others' leases end meanwhile, and one of them takes the
 # candidate that failed.
 _SUSPECTED_SEC = 20.0
+# Candidates in a row that fail on a device which has measured others: then the reference kernel
+# says whether it still works.
+_MAX_FAILURES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Device:
 
     address: str
     n_timings: int = 0  # candidates that it measured
+    n_failures: int = 0  # of candidates, in a row
     n_faults: int = 0  # in a row
-    n_all_faults: int = 0
     n_quarantines: int = 0  # since it last measured a candidate
     free_at_sec: float = -math.inf  # end of its quarantine, monotonic time
     reference: Timing | None = None  # the last one of the reference kernel
@@ -95,14 +98,20 @@ class DevicePool:
         """Note that a device has measured a candidate, which ends its series of faults."""
         device = self.device(address)
         device.n_timings += 1
-        device.n_faults = device.n_quarantines = 0
+        device.n_failures = device.n_faults = device.n_quarantines = 0
         device.free_at_sec = -math.inf
+
+    def note_failure(self, address: str) -> None:
+        """Note that a candidate has failed on a device."""
+        device = self.device(address)
+        device.n_failures += 1
+        if device.n_failures >= _MAX_FAILURES:
+            device.calibrated_sec = -math.inf
 
     def note_fault(self, address: str, why: str) -> None:
         """Note a fault of the device itself, and quarantine it after too many."""
         device, rules = self.device(address), self.rules
         device.n_faults += 1
-        device.n_all_faults += 1
         self._log("board", address=address, state="fault", n_faults=device.n_faults, reason=why)
         # After a quarantine one fault is enough.
         if device.n_faults < rules.max_faults and not device.n_quarantines:
@@ -115,10 +124,12 @@ class DevicePool:
 
     def needs_calibration(self, address: str) -> bool:
         """Say whether to time the reference kernel on a device."""
+        device = self.device(address)
         # Times on the only device need no other, unless they are given for one that has left.
-        if len(self.present) <= 1 and self._standard_address in ("", address):
+        is_alone = len(self.present) <= 1 and self._standard_address in ("", address)
+        if is_alone and device.n_failures < _MAX_FAILURES:
             return False
-        age_sec = self._clock() - self.device(address).calibrated_sec
+        age_sec = self._clock() - device.calibrated_sec
         return age_sec > self.rules.calibrate_sec
 
     def calibrate(self, address: str, reference: Timing) -> bool:
@@ -128,6 +139,7 @@ class DevicePool:
             # In a resumed run it is scaled to the first device of the first attempt.
             self._standard, self._standard_address = self.comparable(address, reference), address
         device.reference, device.calibrated_sec = reference, self._clock()
+        device.n_failures = 0
         self._log("board", address=address, state="calibrated", speed=self.speed(address))
         known = [(each, each.reference) for each in self._devices.values() if each.reference]
         fastest_sec = min(
@@ -187,7 +199,6 @@ class DevicePool:
             {
                 "address": address,
                 "n_timings": device.n_timings,
-                "n_all_faults": device.n_all_faults,
                 "speed": self.speed(address),
             }
             for address, device in sorted(self._devices.items())

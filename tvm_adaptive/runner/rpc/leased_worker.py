@@ -12,8 +12,10 @@ from tvm_adaptive.errors import (
     DeviceUnreachableError,
     InvalidOptionError,
     NoDeviceError,
+    WorkerDiedError,
     WorkerError,
     WorkerTaskError,
+    WorkerTimeoutError,
     summary_line,
 )
 from tvm_adaptive.runner.rpc.lease import (
@@ -41,6 +43,8 @@ RETRY_QUEUE_SEC = 30.0
 # The device of the task before is preferred for so long; others may use it meanwhile. Each offer
 # that is refused blocks another device for some 8 s.
 _PREFER_SEC = 20.0
+# What a task ends with, besides its own faults, on a device that has lost its power.
+LOST_DEVICE = (WorkerTimeoutError, WorkerDiedError, DeviceUnreachableError)
 # A tracker offers a device that has lost its power until the connection to it has ended. Where
 # several in a row give no session, the farm has none.
 _MAX_OFFERS = 3
@@ -67,6 +71,7 @@ class LeasingPool(WorkerPool):
         self._present: tuple[str, ...] = ()
         self._failure = ""  # of the last lease
         self._unreachable: set[str] = set()  # since the last session
+        self._unfit: set[str] = set()  # untuned functions fail there
         self._retry_sec = -math.inf
 
     def plan_of(self, step: Step) -> Plan:
@@ -83,6 +88,21 @@ class LeasingPool(WorkerPool):
                 raise
         yield from self._ensure_device(needed_sec, None)
         return (yield step)
+
+    @property
+    def pause_sec(self) -> float:
+        """Seconds until a farm that had no device is asked again."""
+        return max(0.0, self._retry_sec - time.monotonic())
+
+    def pass_over(self) -> bool:
+        """Avoid the present device from now on; return whether the farm has another one."""
+        self._unfit.add(self.address)
+        self.release()
+        return not self._unfit.issuperset(self._present)
+
+    def forgive(self, address: str) -> None:
+        """Use a device again that was passed over: others fail as well."""
+        self._unfit.discard(address)
 
     def release(self) -> None:
         """Give the device back, which others may need before the next task."""
@@ -121,7 +141,7 @@ class LeasingPool(WorkerPool):
         self._unreachable.clear()
 
     def _queue(self) -> Plan:
-        avoided = frozenset(self._suspended | self._unreachable)
+        avoided = frozenset(self._suspended | self._unreachable | self._unfit)
         if self.address in set(self._present) - avoided:
             avoided |= set(self._present) - {self.address}
         queue_sec = min(self.queue_timeout_sec, RETRY_QUEUE_SEC if self._failure else math.inf)

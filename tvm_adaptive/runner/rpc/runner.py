@@ -55,7 +55,7 @@ MAX_MOVES = 1
 # Devices that may measure a candidate and then turn out too slow, or unable to run the
 # reference kernel: as many as a farm may have at the start, when nothing is known of them.
 MAX_REJECTIONS = 5
-# In a row, on any devices: then the reference kernel is at fault.
+# In a row, unless on one device that has measured others: the reference kernel is at fault.
 MAX_REFERENCE_FAILURES = 3
 _WORKER_MODULES = ("tvm_adaptive.runner.rpc.lease",)
 
@@ -156,7 +156,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         )
         self._reference: tuple[Any, ...] | None = None
         self._n_references = 0
-        self._n_reference_failures = 0
+        self._reference_failures: list[str] = []  # on which devices, in a row
         self._last_success_sec = -math.inf  # monotonic time
         self._scratch = ScratchFolder("rpc")
         self._n_sessions = 0  # workers that connect to a device or hold one
@@ -263,6 +263,7 @@ class AdaptiveRPCRunner(QueueingRunner):
                 if self._devices.suspect(address):  # e.g. it has no linker
                     self._move(address, job, failure)
                 else:
+                    self._devices.note_failure(address)
                     self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
                 yield from self._release()
                 return False
@@ -324,7 +325,7 @@ class AdaptiveRPCRunner(QueueingRunner):
             if reference is not self._reference:
                 continue  # another one was chosen meanwhile
             if isinstance(timing, Timing):
-                self._n_reference_failures = 0
+                self._reference_failures.clear()
                 if self._devices.calibrate(address, timing):
                     return True
                 yield from self._release()
@@ -342,8 +343,11 @@ class AdaptiveRPCRunner(QueueingRunner):
 
     def _reference_failed(self, address: str, why: str) -> None:
         """Note a device's fault; drop a reference kernel that fails repeatedly."""
-        self._n_reference_failures += 1
-        if self._n_reference_failures >= MAX_REFERENCE_FAILURES:
+        self._reference_failures.append(address)
+        n_failures, n_devices = len(self._reference_failures), len(set(self._reference_failures))
+        # On one device alone, which has measured others, the device is at fault.
+        is_devices = n_devices == 1 and self._devices.device(address).n_timings > 0
+        if n_failures >= MAX_REFERENCE_FAILURES and not is_devices:
             self._reference = None
         self._devices.note_fault(address, f"the reference kernel failed: {why}")
 
@@ -368,7 +372,7 @@ class AdaptiveRPCRunner(QueueingRunner):
             shutil.copyfile(path, kept)
             self._reference = (str(kept), *rest)
             self._n_references += 1
-            self._n_reference_failures = 0
+            self._reference_failures.clear()
             self._devices.restart(address, timing)
 
     def _facts_on(self, address: str, facts: BatchFacts | None) -> BatchFacts | None:

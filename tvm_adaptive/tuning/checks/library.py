@@ -25,7 +25,7 @@ from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError,
 from tvm_adaptive.measure_callback.history import GAVE_UP_FORMS
 from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.runner.playoff.playoff import finalist_pool
-from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.runner.rpc.leased_worker import LOST_DEVICE, LeasingPool
 from tvm_adaptive.tuning.budget import EndCosts
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext, Session
@@ -180,12 +180,17 @@ class LibraryCheck:
         late: Callable[[float], None] | None = None,  # reports that ``most_sec`` have passed
     ) -> Any:
         """Run a library in the worker; None after an error, which is reported."""
-        limit_sec = min(RUN_TIMEOUT_SEC, most_sec, self._context.budget.left_sec)
-        if limit_sec < LEAST_RUN_SEC:
-            self._report_shortfall(f"no time was left to run {path.name}")
-            return None
-        (outcome,) = self._pool.map(function, [task], limit_sec)
-        self._run_sec += outcome.elapsed_sec
+        # A device that has lost its power looks like a library that hangs or crashes.
+        n_tries = 2 if isinstance(self._pool, LeasingPool) else 1
+        for _ in range(n_tries):
+            limit_sec = min(RUN_TIMEOUT_SEC, most_sec / n_tries, self._context.budget.left_sec)
+            if limit_sec < LEAST_RUN_SEC:
+                self._report_shortfall(f"no time was left to run {path.name}")
+                return None
+            (outcome,) = self._pool.map(function, [task], limit_sec)
+            self._run_sec += outcome.elapsed_sec
+            if not isinstance(outcome.error, LOST_DEVICE):
+                break
         if outcome.error is None:
             return outcome.value
         if isinstance(outcome.error, WorkerTimeoutError) and late is not None:
@@ -204,12 +209,6 @@ class LibraryCheck:
         (outcome,) = self._pool.map(measure_roofline, [(n_threads,)], _ROOFLINE_TIMEOUT_SEC)
         if outcome.error is None:
             self._context.journal.write("roofline", **outcome.value._asdict())
-
-    def _comparable_sec(self, before: Measurement | None) -> float:
-        """Return a latency; infinite if the last library ran on another device."""
-        if before is None or before.device != self._device:
-            return math.inf
-        return before.latency_sec
 
     def _compile_tuned(self, export: Callable[..., Any], task: tuple[Any, ...]) -> Any:
         """Compile in a worker, as long as budget and overtime last."""
@@ -263,8 +262,8 @@ class LibraryCheck:
         if library == path or not path.is_file():  # an earlier attempt has linked it
             return library
         library.unlink(missing_ok=True)
-        self._run(save_linked, (str(path), str(library)), path)
-        if not library.is_file():
+        if not self._run(save_linked, (str(path), str(library)), path):
+            Path(f"{library}.new").unlink(missing_ok=True)  # of a worker that was killed
             return path
         path.unlink()
         return library

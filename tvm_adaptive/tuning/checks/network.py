@@ -426,7 +426,10 @@ class NetworkCheck(LibraryCheck):
     def _before_sec(self, rivals: Rivals, framework: str) -> float:
         """Return the latency to compare with: the framework's, or the untuned network's."""
         if not (framework and self._framework.has_rivals):
-            return self._comparable_sec(self._before)
+            before = self._before
+            if before is None or before.device != self._device:
+                return math.inf
+            return before.latency_sec
         own = [peer.secs for peer in rivals.timings if peer.framework == framework]
         return statistics.median(own[0]) if own else math.inf
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from tvm_adaptive.runner.playoff.finalist import (
     PlayoffOptions,
 )
 from tvm_adaptive.runner.playoff.playoff import FinalistReport, play_off, without_playoff
+from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.budget import (
     LEAST_CHECK_SEC,
     LEAST_TIMING_SEC,
@@ -35,6 +37,9 @@ from tvm_adaptive.workers.scratch import ScratchFolder
 _SHORT_TIMING_SEC = 1.0
 # A check mostly takes a second; one that needs longer must not use up the time of all others.
 _LEAST_LIMIT_SEC = 5.0
+# A farm that has no device for so many pauses of a minute has none.
+_MOST_PAUSES = 3
+_PAUSE_STEP_SEC = 0.2
 # An untuned function may run so long also when the budget is spent: without it, nothing
 # of the task can be checked, and its search was useless.
 _LEAST_REFERENCE_SEC = 30.0
@@ -84,7 +89,7 @@ def hold_playoffs(
     # them the ones that matter most.
     order = sorted(finalists, key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec))
     total_sec = sum(each.importance_sec for each in finalists.values()) or 1.0
-    last_sec = PLAYOFF_CHECK_SEC
+    last_sec, n_pauses, again = PLAYOFF_CHECK_SEC, 0, set[int]()
     is_checked_later = bool(most_secs)  # within the network, what has no play-off
     with (
         session.stage("play-off"),
@@ -96,6 +101,8 @@ def hold_playoffs(
             n_tuned += sum(each.proven is not None for each in later)
             budget.release_playoffs((1 + n_tuned) / len(order))
             held = without_playoff(mine.records, mine.proven, mine.name)
+            if index in again:
+                held = with_proven(reports[index], mine, session.observer)
             if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
                 reports[index] = held
                 continue
@@ -103,7 +110,8 @@ def hold_playoffs(
                 reports[index] = held  # of one finalist alone, the network's check tells as much
                 continue
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
-                reports[index] = dataclasses.replace(held, reason="no-time")
+                reason = held.reason if index in again else "no-time"
+                reports[index] = dataclasses.replace(held, reason=reason)
                 continue
             n_due = 0 if is_checked_later else sum(each.is_due for each in later)
             allowance = Allowance(
@@ -112,11 +120,30 @@ def hold_playoffs(
                 due_sec=n_due * (LEAST_CHECK_SEC + budget.compile_task_sec),
                 most_sec=most_secs.get(index, math.inf),
             )
+            if isinstance(pool, LeasingPool) and n_pauses < _MOST_PAUSES:
+                n_pauses += _has_paused(pool, budget)
             held = hold_playoff(session, mine, allowance, builder=builder, pool=pool)
             last_sec = held.elapsed_sec
-            reports[index] = with_proven(held, mine, session.observer)
-            recorder.add(reports[index])
+            is_lost = isinstance(pool, LeasingPool) and held.reason == "error"
+            if is_lost and held.winner is None and index not in again:
+                again.add(index)
+                order.append(index)  # its device may be another one then
+            else:
+                held = with_proven(held, mine, session.observer)
+            reports[index] = held
+            recorder.add(held)
     return reports
+
+
+def _has_paused(pool: LeasingPool, budget: Budget) -> bool:
+    """Wait until a farm that had no device is asked again, if there is time."""
+    pause_sec = pool.pause_sec
+    if not 0.0 < pause_sec < budget.spare_sec:
+        return False
+    end_sec = time.monotonic() + pause_sec
+    while time.monotonic() < end_sec and not budget.interrupted:
+        time.sleep(_PAUSE_STEP_SEC)
+    return True
 
 
 def hold_playoff(
