@@ -45,6 +45,11 @@ def led_to(error, cause):
             RuntimeError("ld failed\nld: a.so: No space left on device\nstop"),
             "RuntimeError: ld: a.so: No space left on device",
         ),
+        (
+            RuntimeError("Check failed: (e == cudaSuccess) is false: CUDA: out of memory"),
+            "RuntimeError: Check failed: (e == cudaSuccess) is false: CUDA: out of memory",
+        ),
+        (RuntimeError("CUDA: an illegal memory access was encountered"), ""),
         (FileNotFoundError(errno.ENOENT, "gone"), ""),
         (RuntimeError("recv: Resource temporarily unavailable"), ""),
         (led_to(RuntimeError("a"), ValueError("b")), ""),

@@ -21,7 +21,12 @@ MACHINE_ERRNOS = frozenset(
     | {errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE}
 )
 # As a compiler or TVM quotes them; not EAGAIN, because a network's timeout says the same.
-_MACHINE_TEXTS = tuple(os.strerror(number) for number in MACHINE_ERRNOS - {errno.EAGAIN})
+_MACHINE_TEXTS = (
+    *(os.strerror(number) for number in MACHINE_ERRNOS - {errno.EAGAIN}),
+    # Of a GPU whose memory other programs hold, or whose driver was replaced, as TVM says it.
+    "CUDA: out of memory",
+    "CUDA: no CUDA-capable device is detected",
+)
 
 
 def is_machine_failure(message: str | None) -> bool:
