@@ -185,6 +185,20 @@ def test_without_relatives_a_task_begins_with_what_suits_the_processor(make_task
     assert later[2]["n_analytical"] == 0
 
 
+def test_a_task_that_goes_on_has_the_other_candidates_for_the_processor(make_task):
+    journal, database = MemoryJournal(), None
+    # A resumed run has the model that the first attempt has taught.
+    model = RFEICostModel(n_trees=8, seed=1, n_jobs=1)
+    keys = []
+    for _ in range(2):
+        strategy = AdaptiveSearch(n_samples=12, journal=journal)
+        task = make_task(strategy, model, batch=4, database=database)
+        keys += [key_of(each.sch) for each in task.round()]
+        database = task.database
+    assert [each["n_analytical"] for each in journal.of("round")] == [4, 2]
+    assert len(set(keys)) == 8
+
+
 def test_relatives_and_the_processor_share_the_first_batch(make):
     make(0).round()
     journal = MemoryJournal()

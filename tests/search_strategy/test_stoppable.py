@@ -11,6 +11,7 @@ from tvm_adaptive._tvm import (
     python_side,
     te_workload,
 )
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
 from tvm_adaptive.tuning.target import resolve_target
 
@@ -30,6 +31,8 @@ class FailingSearch(PySearchStrategy):
         self.inner._initialize_with_tune_context(context)
 
     def pre_tuning(self, *args):
+        if self.stage == "start":
+            raise ValueError("made to fail")
         self.inner.pre_tuning(*args)
 
     def post_tuning(self):
@@ -47,6 +50,14 @@ class FailingSearch(PySearchStrategy):
 
     def clone(self):
         return FailingSearch(self.stage)
+
+
+def test_what_holds_for_all_tasks_ends_the_run(make_task):
+    strategy = StoppableSearch(AdaptiveSearch(**SMALL), lambda: False)
+    task = make_task(strategy, ms.cost_model.RandomModel())
+    spaces = task.context.generate_design_space()
+    with pytest.raises(InvalidOptionError, match="needs a tune context, a database"):
+        task.strategy.pre_tuning(4, 4, spaces, None, task.cost_model)
 
 
 def test_it_stops_when_asked_to(make_task):
@@ -121,7 +132,11 @@ def test_a_search_that_cannot_follow_a_limit_is_left_alone(make_task):
 
 @pytest.mark.parametrize(
     ("stage", "consequence"),
-    [("generate", "this task ends"), ("notify", "it learns nothing from this round")],
+    [
+        ("start", "this task is not searched"),
+        ("generate", "this task ends"),
+        ("notify", "it learns nothing from this round"),
+    ],
 )
 def test_what_the_search_raises_is_reported_and_goes_no_further(
     make_task, caplog, stage, consequence
@@ -130,7 +145,8 @@ def test_what_the_search_raises_is_reported_and_goes_no_further(
     pattern = StoppableSearch(FailingSearch(stage), lambda: False, journal)
     task = make_task(pattern.clone(), ms.cost_model.RandomModel())
     batch = task.round()
-    assert (batch is None) == (stage == "generate")
+    assert (batch is None) == (stage in ("start", "generate"))
+    task.strategy.post_tuning()
     assert f"gmm: the search failed; {consequence}" in caplog.text
     assert journal.events == [
         {

@@ -89,6 +89,20 @@ def test_a_limit_holds_for_the_next_batch_only(make_task, limit, n_given, evolve
     assert small["is_evolved"] is evolves
 
 
+@pytest.mark.parametrize("limit", [1, 4])
+def test_after_the_first_trials_the_posterior_decides_in_small_batches_too(make_task, limit):
+    journal = MemoryJournal()
+    strategy = AdaptiveSearch(**SMALL, journal=journal)
+    task = make_task(strategy, RFEICostModel(n_trees=20, seed=1, n_jobs=1))
+    for _ in range(2):
+        task.round()
+    strategy.limit_next_batch(limit)
+    assert len(task.round()) == limit
+    small = journal.of("round")[-1]
+    assert (small["reason"], small["is_evolved"]) == ("posterior", False)
+    assert small["n_random"] == int(small["epsilon"] * limit + 0.5)
+
+
 def test_the_first_trials_are_screened_and_not_evolved(make_task):
     journal = MemoryJournal()
     model = RFEICostModel(n_trees=20, seed=1, n_jobs=1)
@@ -446,6 +460,8 @@ def test_a_broken_round_costs_the_round_and_five_end_the_task(make_task):
     [
         ({"population_size": 0}, "population_size must be at least 1 but got 0"),
         ({"init_measured_ratio": 2.0}, r"init_measured_ratio must be in \[0, 1\] but got 2.0"),
+        ({"genetic_num_iters": -1}, "genetic_num_iters must be at least 0 but got -1"),
+        ({"init_min_unmeasured": 0}, "init_min_unmeasured must be at least 1 but got 0"),
         ({"n_plans": 0}, "n_plans must be at least 1 but got 0"),
         ({"n_samples": 0}, "n_samples must be at least 1 but got 0"),
         ({"proposer": "oracle"}, "proposer must be one of surrogate, evolution but got 'oracle'"),
@@ -456,6 +472,18 @@ def test_a_broken_round_costs_the_round_and_five_end_the_task(make_task):
 def test_options_out_of_range_are_refused(options, text):
     with pytest.raises(InvalidOptionError, match=text):
         AdaptiveSearch(**options)
+
+
+def test_a_generation_of_measured_schedules_alone_ends_no_space(make_task):
+    strategy = AdaptiveSearch(
+        proposer="evolution",
+        init_measured_ratio=1.0,
+        population_size=16,
+        init_min_unmeasured=4,
+        genetic_num_iters=1,
+    )
+    task = make_task(strategy, ms.cost_model.RandomModel(), batch=8)
+    assert all(task.round() for _ in range(4))
 
 
 def test_it_needs_a_database():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import json
 import logging
 import math
@@ -32,6 +33,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.verdicts import disqualified_in, trace_key
+from tvm_adaptive.errors import summary_line
 from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC, median_sec
 
@@ -139,22 +141,27 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
         """Return the fastest records of a workload, fastest first, without failed ones."""
         number = self._number_of(workload)
-        return [self._recent(number, each) for each in self._indices[number].fastest(int(top_k))]
+        index = self._indices[number]
+        records = (self._recent(number, each) for each in index.fastest(len(index.offsets)))
+        usable = (record for record in records if record is not None)
+        return list(itertools.islice(usable, max(0, int(top_k))))
 
     def get_all_tuning_records(self) -> list[TuningRecord]:
         """Return all records by workload; :meth:`records_of` needs less memory."""
-        return [
+        records = (
             self._record_at(number, offset)
             for number, index in self._indices.items()
             for offset in index.offsets
-        ]
+        )
+        return [record for record in records if record is not None]
 
     def records_of(self, mod: IRModule) -> Iterator[TuningRecord]:
         """Yield the records of a workload in the order written, failed trials included."""
         number = self._numbers.get(workload_key(mod))
         if number is not None:
             for offset in list(self._indices[number].offsets):
-                yield self._record_at(number, offset)
+                if (record := self._record_at(number, offset)) is not None:
+                    yield record
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -166,13 +173,19 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
             self.commit_workload(workload.mod)
         return self._numbers[key]
 
-    def _record_at(self, number: int, offset: int) -> TuningRecord:
+    def _record_at(self, number: int, offset: int) -> TuningRecord | None:
+        """Return a record; None if TVM cannot apply its steps to the workload."""
         with open(self._record_file, "rb") as file:
             file.seek(offset)
             _, fields = json.loads(file.readline())
         if offset in self._disqualified:
             fields[1] = [RECORDED_FAILURE_SEC]
-        return TuningRecord.from_json(fields, self._workloads[number])
+        try:
+            return TuningRecord.from_json(fields, self._workloads[number])
+        except Exception as error:  # TVM's parser may raise anything
+            why = summary_line(error)
+            logger.warning("%s: a record cannot be used and is left out: %s", self._work_dir, why)
+            return None
 
     def _read_workloads(self) -> None:
         for number, (_, line) in enumerate(_lines(self._workload_file)):

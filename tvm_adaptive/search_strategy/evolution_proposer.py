@@ -70,7 +70,7 @@ class EvolutionProposer(Proposer):
 
     def _sample(self, n: int | None) -> list[Schedule] | None:
         parents = [schedule for _, schedule in self._elites[: self._n_elites]]
-        n_samples = self.options.population_size - len(parents)
+        n_samples = max(1, self.options.population_size - len(parents))
         n_samples = n_samples if n is None else min(n, n_samples)
         randoms = self._sampled(n_samples)
         if not randoms:

@@ -11,6 +11,9 @@ from tvm_adaptive.search_strategy.exploration import N_PLANS
 _CHOICES = {"proposer": ("surrogate", "evolution"), "diversity": ("none", "knobs", "medoids")}
 _LEAST = {
     "population_size": 1,
+    # The native search has no other end, and takes a space without samples for an empty one.
+    "genetic_num_iters": 0,
+    "init_min_unmeasured": 1,
     "n_samples": 1,
     "n_initial": 0,
     "n_analytical": 0,

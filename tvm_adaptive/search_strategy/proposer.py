@@ -124,6 +124,8 @@ class Proposer(abc.ABC):
         drafts, prefetching = given.drafts, given.prefetching
         prefetching = prefetching or self._prefetching(max(1, size // 2))
         seeds = self._seeded(size - len(drafts) - len(prefetching)) if cheap else []
+        # The best of relatives may be what suits the processor.
+        seeds = list(distinct(seeds, {key_of(each) for each in (*drafts, *prefetching)}))
         n_free = size - len(seeds) - len(drafts) - len(prefetching)
         explore = min(n_random(exploration.epsilon, n_free), len(randoms))
         if cheap and not drafts:
@@ -248,7 +250,7 @@ class Proposer(abc.ABC):
             # Scores of an untrained model rank nothing: a search would cost its price
             # and find random candidates all the same.
             return Exploration(1.0, "untrained")
-        if cheap:
+        if cheap and len(self.excluded) < self.options.n_initial:
             return Exploration(INITIAL_EPSILON, "initial")
         prediction = self._posterior(self.options.n_plans)
         if prediction is None:

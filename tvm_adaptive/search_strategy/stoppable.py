@@ -14,6 +14,7 @@ from tvm_adaptive._tvm import (
     derived_object,
     search_hooks,
 )
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.journal import JournalWriter, NullJournal
 from tvm_adaptive.values.trial import Promise
 
@@ -93,14 +94,35 @@ class StoppableSearch(DelegatingSearch):
         self.on_round = on_round
         self.on_end = on_end
         self.task_name = "?"
+        self._has_failed = False  # before its first batch
 
     def _initialize_with_tune_context(self, context: TuneContext) -> None:
         self.task_name = str(context.task_name)
         super()._initialize_with_tune_context(context)
 
+    def pre_tuning(self, *args: Any, **options: Any) -> None:
+        """Start the inner strategy; if that fails, its task ends."""
+        self._has_failed = False
+        try:
+            super().pre_tuning(*args, **options)
+        except InvalidOptionError:  # it holds for all tasks
+            raise
+        except Exception as error:
+            self._has_failed = True
+            self._report(error, "this task is not searched")
+
+    def post_tuning(self) -> None:
+        """End the inner strategy, if it has begun."""
+        if not self._has_failed:
+            super().post_tuning()
+
+    def promise(self) -> Promise | None:
+        """Return the inner strategy's promise; None if it has not begun."""
+        return None if self._has_failed else super().promise()
+
     def begin_next_batch(self) -> None:
         """Let the inner strategy begin its next batch, unless none will be needed."""
-        if not self.should_stop():
+        if not self._has_failed and not self.should_stop():
             super().begin_next_batch()
 
     def generate_measure_candidates(self) -> list[MeasureCandidate] | None:
@@ -110,7 +132,8 @@ class StoppableSearch(DelegatingSearch):
             return None
         batch = None
         try:
-            batch = super().generate_measure_candidates()
+            if not self._has_failed:
+                batch = super().generate_measure_candidates()
         except Exception as error:
             # MetaSchedule would end the run, and with it every other task.
             self._report(error, "this task ends")

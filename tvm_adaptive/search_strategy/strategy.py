@@ -20,6 +20,7 @@ from tvm_adaptive._tvm import (
     TuneContext,
     derived_object,
     model_hooks,
+    register_error,
 )
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive.errors import InvalidOptionError, is_machine_failure
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 # Stock TVM ends a task after as many rounds that found nothing new.
 MAX_EMPTY_ROUNDS = 5
+
+# Calls pass through C++, which turns errors that it does not know into RuntimeError.
+register_error(InvalidOptionError.__name__, InvalidOptionError)
 
 
 @dataclasses.dataclass

@@ -107,6 +107,11 @@ class SurrogateProposer(Proposer):
                 self.candidates.space.note_drawn(point)
                 self._add_elite(seconds, point)
         self._share_elites()
+        if 0 < len(self.excluded) < self.options.n_initial:  # an earlier attempt began with some
+            try:
+                self._points_left = self._promising()
+            except Exception:  # they are a help, and no condition
+                logger.exception("%s: no candidates for the processor", self.context.task_name)
 
     def end(self) -> None:
         """Release all programs."""
@@ -237,19 +242,16 @@ class SurrogateProposer(Proposer):
         return self.candidates.schedules(self._places_of(self._seeds)[:n])
 
     def _started(self, n: int) -> Given:
-        processor = processor_of(self.context.target)
-        if processor is None or not self.options.n_analytical:
+        if processor_of(self.context.target) is None or not self.options.n_analytical:
             return Given()
-        candidates, n_drafts = self.candidates, self.options.n_analytical
-        if reads_with_gaps(self.context.mod):
-            n_drafts = min(n_drafts, _DRAFTS_WITH_GAPS)
+        candidates = self.candidates
         candidates.forget_programs()
         self._add_seeds()
         # Of a detector's 75 tasks, the best of one seed of starter records and three of these was
         # 3 % faster than that of two and two, and than that of four seeds 29 %.
         seeds = self._first_seeds(n // _SEEDS_AMONG_FIRST)
         # In this order: it ranks them better than a model that knows only other tasks.
-        self._points_left = candidates.sketches.promising(processor, n_drafts, self.rng)
+        self._points_left = self._promising()
         places = self._drafted(n - len(seeds))
         variants: list[Schedule] = []
         if len(places) > 1 and self.options.prefetch and candidates.sketches.has_far_weights:
@@ -259,6 +261,15 @@ class SurrogateProposer(Proposer):
         drafts = candidates.schedules(places[: n - len(seeds) - len(variants)])
         return Given(seeds, drafts, variants)
 
+    def _promising(self) -> list[Point]:
+        """Return points that suit the processor, the best first; none for GPUs."""
+        processor, n_drafts = processor_of(self.context.target), self.options.n_analytical
+        if processor is None or not n_drafts:
+            return []
+        if reads_with_gaps(self.context.mod):
+            n_drafts = min(n_drafts, _DRAFTS_WITH_GAPS)
+        return self.candidates.sketches.promising(processor, n_drafts, self.rng)
+
     def _drafted(self, n: int) -> list[int]:
         """Add what suits the processor until ``n`` have a program; return places in the pool."""
         keys: list[int] = []
@@ -267,7 +278,11 @@ class SurrogateProposer(Proposer):
             some, self._points_left = self._points_left[:n_missing], self._points_left[n_missing:]
             found = self.candidates.add(some)
             known = {*self._seeds, *keys}
-            keys += [key for key in dict.fromkeys(found) if key is not None and key not in known]
+            keys += [
+                key
+                for key in dict.fromkeys(found)
+                if key is not None and key not in known and key not in self.excluded
+            ]
         return self._places_of(keys)
 
     def _drafts_left(self, n: int) -> list[Schedule]:
