@@ -69,6 +69,60 @@ def test_seconds_ahead_are_none_of_a_slot(world, turns):
     assert world.played == [0, 0, 0, 1, 1, 1]
 
 
+@derived_object
+class LimitedSearch(PySearchStrategy):
+    """Follows limits; of one task, no batch is ready before it is asked for."""
+
+    def __init__(self, late):
+        super().__init__()
+        self.late = late
+        self.limit = None
+        self.name = ""
+        self.inner = ms.search_strategy.ReplayTrace()
+
+    def _initialize_with_tune_context(self, context):
+        self.name = str(context.task_name)
+        self.inner._initialize_with_tune_context(context)
+
+    def pre_tuning(self, *args):
+        self.inner.pre_tuning(*args)
+
+    def post_tuning(self):
+        self.inner.post_tuning()
+
+    def generate_measure_candidates(self):
+        batch = self.inner.generate_measure_candidates()
+        return batch and list(batch)[: self.limit]
+
+    def notify_runner_results(self, candidates, results):
+        self.inner.notify_runner_results(candidates, results)
+
+    def promise(self):
+        return None
+
+    def limit_next_batch(self, n_trials):
+        self.limit = n_trials
+
+    def begin_next_batch(self):
+        pass
+
+    def is_ready(self):
+        return self.name != self.late
+
+    def forget_task(self):
+        pass
+
+    def clone(self):
+        return LimitedSearch(self.late)
+
+
+@pytest.mark.parametrize("late", ["", "matmul16", "matmul32", "matmul64"])
+def test_lanes_search_no_more_trials_than_the_run_has(world, turns, late):
+    scheduler = scheduler_in(world, turns(), n_lanes=3)
+    world.tune(scheduler, sizes=(16, 32, 64, 128), strategy=LimitedSearch(late), trials=20)
+    assert sorted(world.batches) == [4, 8, 8]
+
+
 def test_the_policy_sees_every_trial_and_every_second(world, turns):
     policy = turns()
     world.latency_ms = lambda size, number: None if number % 8 == 1 else size / number

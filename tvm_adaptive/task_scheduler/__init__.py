@@ -1,6 +1,5 @@
 """The task scheduler: which task is tuned next, and for how long."""
 
-from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
 from tvm_adaptive.task_scheduler.scheduler import AdaptiveScheduler
 
-__all__ = ["AdaptiveScheduler", "Arm", "Decision", "Policy"]
+__all__ = ["AdaptiveScheduler"]

@@ -310,7 +310,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
     def _look_ahead(self, queue: SlotQueue) -> str:
         """Decide on as many slots as there are lanes; return the policy's reason for fewer."""
         while len(queue.ahead) < self.n_lanes:
-            if queue.ahead and all(arm.finished for arm in queue.choosable):
+            if queue.ahead and (
+                self._unplanned(queue) < 1 or all(arm.finished for arm in queue.choosable)
+            ):
                 break
             decision = queue.decide()
             if decision.arm is None:
@@ -398,13 +400,18 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         if not self._records[index].is_terminated:
             self._outer().terminate_task(index)
 
+    def _unplanned(self, queue: SlotQueue, but: Slot | None = None) -> float:
+        """Return the trials of the run that no slot has, but one that is to get some."""
+        ahead = (slot for slot in queue.ahead if slot is not but)
+        planned = sum(slot.n_planned or slot.left() or self._batch or 0 for slot in ahead)
+        return self._max_trials - queue.n_sent - planned
+
     def _play(self, queue: SlotQueue, slot: Slot) -> int:
         """Set the size of the next batch, where the search has a limit, and return its task."""
-        planned = sum(each.left() or self._batch or 0 for each in queue.ahead if each is not slot)
-        trials_left = self._max_trials - queue.n_sent - planned
-        limit = slot.left()
+        trials_left, limit = self._unplanned(queue, slot), slot.left()
         if self._batch is not None and trials_left < (limit or self._batch):
             limit = max(1, int(trials_left))
+        slot.n_planned = limit or self._batch
         try:
             self._hooks(slot.arm).limit_next_batch(limit)
         except Exception as error:

@@ -140,6 +140,7 @@ class Slot:
     n_trials: int = 0
     is_dry: bool = False  # whether the last batch was empty
     has_success: bool = False
+    n_planned: int | None = None  # trials of the batch that a lane searches; None without one
 
     def add_round(self, n_trials: int, *, has_success: bool = False) -> None:
         """Count a batch that was measured."""
