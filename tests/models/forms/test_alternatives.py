@@ -158,29 +158,59 @@ def test_equal_outputs_of_two_groups_are_two_functions() -> None:
     groups = {key.group for key in alternatives.keys.values()}
     assert len(groups) == 2
     for group in groups:
-        chosen = alternatives.steps(dict.fromkeys(groups, FORMS[1]) | {group: FORMS[1]})
+        chosen = alternatives.steps(dict.fromkeys(groups, FORMS[0]) | {group: FORMS[1]})
         own = [steps for name, steps in chosen.items() if alternatives.keys[name].group == group]
         assert {alternatives.keys[step].group for steps in own for step in steps} == {group}
 
 
-def test_sums_of_whole_numbers_stay_exact_where_they_are_rounded() -> None:
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda _emit, y: relax.op.astype(y, "int32"), 55),
+        (lambda _emit, y: relax.op.floor(y), 55.0),
+        (lambda _emit, y: relax.op.equal(y, relax.const(55.0)), True),
+        (lambda _emit, y: relax.op.greater_equal(y, relax.const(55.0)), True),
+        (
+            lambda emit, y: relax.op.astype(
+                emit(relax.op.greater_equal(y, relax.const(55.0))), "float32"
+            ),
+            1.0,
+        ),
+        (
+            lambda emit, y: relax.op.where(
+                emit(relax.op.not_equal(y, relax.const(55.0))), relax.const(1.0), relax.const(2.0)
+            ),
+            2.0,
+        ),
+    ],
+    ids=["cast", "floor", "equal", "not-less", "number", "unequal"],
+)
+def test_sums_of_whole_numbers_stay_exact_where_a_digit_decides(build: Any, expected: Any) -> None:
     """Transforms of tiles of four have thirds: 54.999996 would become 54."""
     weights = np.zeros((16, 16, 3, 3), "float32")
     weights[:, 0, 1, 2] = 5.0
     x = np.zeros((1, 16, 8, 8), "float32")
     x[0, 0, 0, 4] = 11.0
 
-    def build(emit: Any, data: Any) -> Any:
-        y = emit(relax.op.nn.conv2d(data, relax.const(weights), padding=1))
-        return relax.op.astype(y, "int32")
+    def convolved(emit: Any, data: Any) -> Any:
+        return build(emit, emit(relax.op.nn.conv2d(data, relax.const(weights), padding=1)))
 
-    prepared = prepared_of(networks.network_of({"x": x.shape}, build))
+    prepared = prepared_of(networks.network_of({"x": x.shape}, convolved))
     assert prepared.alternatives is not None
     forms = {key.form for key in prepared.alternatives.keys.values()}
     assert forms == {"", "winograd-2x2"}
     for form in forms:
         (found,) = outputs_in(prepared, form, [x])
-        assert found[0, 0, 0, 3] == 55
+        assert found[0, 0, 0, 3] == expected
+
+
+@pytest.mark.parametrize(
+    "build", [relax.op.nn.leakyrelu, relax.op.exp, relax.op.tanh, relax.op.sigmoid]
+)
+def test_what_no_digit_decides_has_all_forms(build: Any) -> None:
+    prepared = prepared_of(network_of(lambda _builder, y, _x: build(y)))
+    assert prepared.alternatives is not None
+    assert {key.form for key in prepared.alternatives.keys.values()} == {"", *FORMS}
 
 
 def test_a_convolution_of_an_open_batch_has_no_forms() -> None:

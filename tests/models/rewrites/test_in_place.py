@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.models.networks import module_of
 from tests.models.rewrites.test_pointwise import drawn, network_of
 from tvm_adaptive._tvm import VirtualMachine, device, relax, tensor
+from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
+from tvm_adaptive.models.rewrites.in_place import with_products_in_place
 from tvm_adaptive.tuning.target import resolve_target
 
 CPU = resolve_target("cpu")
@@ -170,6 +173,18 @@ def assert_same_outputs(build: Build, n_tokens: int, width: int) -> None:
     machine = VirtualMachine(relax.build(plain, "llvm"), device("cpu", 0))
     expected = machine["main"](tensor(x)).numpy()
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_product_behind_a_thousand_operators() -> None:
+    def build(emit: Any, x: Any) -> Any:
+        for _ in range(1200):
+            x = emit(relax.op.tanh(x))
+        turned = emit(relax.op.permute_dims(x, [0, 2, 1]))
+        return emit(relax.op.matmul(x, turned))
+
+    mod = module_of({"x": (2, 16, 16)}, build)
+    found = with_products_in_place(mod, vector_unit_of(CPU))
+    assert found["main"].script().count("R.tanh(") == 1200
 
 
 def test_a_result_with_other_uses_is_computed_once() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from tests.models.forms.test_alternatives import with_rows
 from tvm_adaptive._tvm import IRModule, estimate_tir_flops
 from tvm_adaptive.models import Network, call_counts, compile_network, prepare, run_network
 from tvm_adaptive.tuning.target import resolve_target
@@ -94,6 +95,32 @@ def test_transposed_convolutions_of_all_kinds(size, strides, padding, dilation, 
     found = run_network(compile_network(prepared, None, resolve_target("cpu")), [x])
     expected = expected_transposed(x, kernel, **how)
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
+
+
+def test_a_transposed_convolution_of_an_open_batch():
+    """As the masks of objects, of which there are as many as were found."""
+    kernel = np.random.default_rng(1).standard_normal((16, 8, 2, 2)).astype("float32")
+    inputs = [
+        np.random.default_rng(2).standard_normal((6, 16, 8, 8)).astype("float32"),
+        np.array([0, 1, 1, 0, 0, 1]),
+    ]
+
+    def channels_first(_emit, y):
+        return relax.op.nn.conv2d_transpose(y, relax.const(kernel), strides=[2, 2])
+
+    def channels_last(emit, y):
+        y = emit(relax.op.permute_dims(y, [0, 2, 3, 1]))
+        weights = relax.const(np.ascontiguousarray(kernel.transpose(2, 3, 1, 0)))
+        layouts = {"data_layout": "NHWC", "kernel_layout": "HWOI"}
+        y = emit(relax.op.nn.conv2d_transpose(y, weights, strides=[2, 2], **layouts))
+        return relax.op.permute_dims(y, [0, 3, 1, 2])
+
+    cpu = resolve_target("cpu")
+    expected, found = (
+        run_network(compile_network(prepare(with_rows(build), cpu, "keep"), None, cpu), inputs)[0]
+        for build in (channels_first, channels_last)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_transposed_convolution_multiplies_no_zeros():

@@ -160,6 +160,18 @@ def instance_norm(x, scale, shift):
     return relax.op.nn.instance_norm(x, scale, shift, 1, [2, 3])
 
 
+def test_channels_beside_the_groups_are_not_the_last_axis():
+    x, (scale, shift) = 3 * drawn((3, 5, 32)) + 5, drawn((2, 3), 1)
+    found, text = computed(
+        x.shape,
+        lambda x: relax.op.nn.group_norm(x, relax.const(scale), relax.const(shift), 3, 0, [1]),
+        x,
+    )
+    wide = scale.reshape(3, 1, 1), shift.reshape(3, 1, 1)
+    np.testing.assert_allclose(found, normalized(x, (1,), *wide), rtol=1e-4, atol=1e-5)
+    assert 'T.sblock("normalization")' not in text
+
+
 @pytest.mark.parametrize("vector_math", [True, False])
 @pytest.mark.parametrize(
     ("norm", "n_groups"), [(group_norm(8), 8), (group_norm(32), 32), (instance_norm, 32)]

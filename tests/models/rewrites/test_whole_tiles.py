@@ -94,6 +94,32 @@ def test_products_have_rows_and_columns_that_tiles_divide(shape, other, expected
     assert len(call_counts(prepared.mod)) == 1, "what follows is fused"
 
 
+@pytest.mark.parametrize("out_dtype", ["float64", "float16"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda y, how: relax.op.matmul(y, relax.const(drawn((8, 16))), **how),
+        lambda y, how: relax.op.matmul(y, relax.op.permute_dims(y, (0, 2, 1)), **how),
+        lambda y, how: relax.op.nn.conv1d(
+            y,
+            relax.const(drawn((1, 8, WHOLE - 1))),
+            data_layout="NWC",
+            kernel_layout="WIO",
+            **how,
+        ),
+    ],
+    ids=["constant", "computed", "convolution"],
+)
+def test_a_product_of_another_type_has_that_type(layer, out_dtype):
+    shape = (2, 37, 8)
+    (plain,), (found,) = (
+        outputs(network_of(shape, [lambda y, how=how: layer(y, how)]))[:1]
+        for how in ({}, {"out_dtype": out_dtype})
+    )
+    assert found.dtype == out_dtype
+    np.testing.assert_allclose(found, plain, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(("n", "expected"), [(31, (1, 31, 31)), (WHOLE - 1, (1, WHOLE, WHOLE))])
 def test_matrices_that_are_no_constants_are_copied_if_that_pays(n, expected):
     layers = [lambda y: relax.op.matmul(y, relax.op.permute_dims(y, (0, 2, 1))), relax.op.nn.relu]

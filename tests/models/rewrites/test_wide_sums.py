@@ -57,6 +57,15 @@ def test_reductions(function: Any, x: np.ndarray, expected: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [None, "float16", "float32"])
+def test_running_sums(dtype: str | None) -> None:
+    found = result_of(lambda x: op.cumsum(x, 0, dtype=dtype), np.ones(4096, "float16"))
+    assert found.dtype == (dtype or "float16")
+    # More are not whole numbers of half precision, one by one.
+    np.testing.assert_array_equal(found[:2048], np.arange(1, 2049))
+    assert found[-1] == 4096
+
+
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_products(dtype: str | None) -> None:
     x, weight = np.ones((1, 4096), "float16"), np.ones((4096, 1), "float16")

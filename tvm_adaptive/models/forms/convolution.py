@@ -12,8 +12,9 @@ from tvm_adaptive._tvm.tensor_functions import buffer_shape, realizes
 
 _SPATIAL, _REDUCTION = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 KERNEL_SIZE = 3
-# Without floor, with which exponential functions are computed.
-_ROUNDINGS = frozenset(f"tirx.{name}" for name in ("round", "nearbyint", "ceil", "trunc"))
+_ROUNDINGS = frozenset(f"tirx.{name}" for name in ("round", "nearbyint", "ceil", "trunc", "fmod"))
+# With it, exponential functions are computed, too, which reinterpret its result.
+_FLOOR, _REINTERPRETED = "tirx.floor", "tirx.reinterpret"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,13 @@ class Convolution:
     def rounds(self) -> bool:
         """Whether the statements after it round, or may, so that a last digit decides."""
         bodies = (realize.block.body for statement in self.rest for realize in realizes(statement))
-        return any(not isinstance(each, BufferStore) or _rounds(each.value) for each in bodies)
+        return any(
+            not isinstance(each, BufferStore)
+            or not _is_float(each.value)
+            or _rounds(each.value)
+            or (_calls(each.value, _FLOOR) and not _calls(each.value, _REINTERPRETED))
+            for each in bodies
+        )
 
     def buffers_of_rest(self) -> set[int]:
         """Return the handles of the buffers that the statements after it read or write."""
@@ -95,18 +102,43 @@ def convolution_of(function: PrimFunc) -> Convolution | None:
 
 
 def _rounds(expression: Any) -> bool:
-    """Say whether an expression makes whole numbers of others."""
-    name = str(getattr(getattr(expression, "op", None), "name", ""))
-    if name == "tirx.reinterpret":  # of the bits of a power of two
+    """Say whether a last digit may decide what an expression is, as in a whole number or a truth.
+
+    Of comparisons, those that choose between two values, as a leaky ReLU does, mostly choose
+    between equal ones there.
+    """
+    name = _name_of(expression)
+    if name == _REINTERPRETED:  # of the bits of a power of two
         return False
     if isinstance(expression, tirx.Cast):
-        is_float, was_float = (
-            str(each.ty.dtype).startswith(("float", "bfloat"))
-            for each in (expression, expression.value)
-        )
-        if was_float and not is_float:
+        is_float, was_float = _is_float(expression), _is_float(expression.value)
+        # Whole numbers that are not of data are places.
+        if (was_float and not is_float) or (is_float and not was_float and _reads(expression)):
             return True
+    if isinstance(expression, tirx.EQ | tirx.NE) and _reads(expression):
+        return True
     return name in _ROUNDINGS or any(map(_rounds, parts_of(expression)))
+
+
+def _name_of(expression: Any) -> str:
+    """Return the name of the function that an expression calls; empty of others."""
+    return str(getattr(getattr(expression, "op", None), "name", ""))
+
+
+def _is_float(expression: Any) -> bool:
+    return str(expression.ty.dtype).startswith(("float", "bfloat"))
+
+
+def _reads(expression: Any) -> bool:
+    """Say whether an expression depends on a buffer."""
+    return is_load(expression) or any(map(_reads, parts_of(expression)))
+
+
+def _calls(expression: Any, name: str) -> bool:
+    """Say whether a function of this name is called with what depends on a buffer."""
+    if _name_of(expression) == name and _reads(expression):
+        return True
+    return any(_calls(each, name) for each in parts_of(expression))
 
 
 def _only_block(nest: Any) -> Any | None:

@@ -32,7 +32,7 @@ def is_grouped(call: Any) -> bool:
     """Say whether a convolution of float32 has groups of several channels, and constant weights."""
     data, kernel = call.args
     n_groups = int(call.attrs.groups)
-    if n_groups == 1 or not (isinstance(kernel, Constant) and are_float32(data, kernel)):
+    if n_groups == 1 or not (isinstance(kernel, Constant) and are_float32(data, kernel, call)):
         return False
     axis = str(call.attrs.kernel_layout).index("I")
     return known_extents(kernel)[axis] > 1

@@ -31,7 +31,7 @@ from tvm_adaptive.models.network import (
     without_dead_bindings,
 )
 from tvm_adaptive.models.rewrites.attention import Attention, AttentionTiles
-from tvm_adaptive.models.rewrites.moves import RESHAPES, TRANSPOSE, moved, part_of
+from tvm_adaptive.models.rewrites.moves import MOVES, RESHAPES, TRANSPOSE, moved, part_of
 from tvm_adaptive.models.rewrites.strided_view import StridedAxis, StridedReading, StridedView
 from tvm_adaptive.models.rewrites.whole_tiles import product_tiles, tiled_product
 
@@ -195,7 +195,7 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
         extents, of_a, of_b = (known_extents(each) for each in (call, a, b))
         is_batched = len(of_a) > 2 and of_a[:-2] == of_b[:-2] and bool(extents)
         is_batched &= max(of_a, default=1) > 1 and max(of_b, default=1) > 1  # no single numbers
-        if not is_batched or isinstance(b, Constant) or not are_float32(a, b):
+        if not is_batched or isinstance(b, Constant) or not are_float32(a, b, call):
             return call
         left, right = self._operand(a), self._operand(b)
         attention = self._attention(a, right, extents)
@@ -339,20 +339,19 @@ class _Rewriter(_tvm.PyExprMutator):  # type: ignore[misc]
     def _operand(self, value: Any) -> _Operand:
         """Return a value as numbers of the tensor that they were computed in."""
         found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
+        source, move = None, None
         if isinstance(found, relax.TupleGetItem):
             parts = self.lookup_binding(found.tuple_value)
-            if operator_of(parts) != "relax.split":  # functions have several results, too
-                return _Operand.of(value)
-            source, move = parts.args[0], functools.partial(part_of, parts, int(found.index))
+            if operator_of(parts) == "relax.split":  # functions have several results, too
+                source, move = parts.args[0], functools.partial(part_of, parts, int(found.index))
         elif isinstance(found, relax.Call) and found.args and known_extents(found):
-            source, move = found.args[0], functools.partial(moved, found)
             number = _factor_of(found)
             if number is not None:
-                before = self._operand(source)
+                before = self._operand(found.args[0])
                 return dataclasses.replace(before, factor=before.factor * number)
-        else:
-            return _Operand.of(value)
-        if not known_extents(source):
+            if operator_of(found) in MOVES:
+                source, move = found.args[0], functools.partial(moved, found)
+        if move is None or not known_extents(source):
             return _Operand.of(value)
         before = self._operand(source)
         # What moves cannot be seen through is read from a copy.

@@ -86,11 +86,11 @@ def _transposed_convolution(builder: Any, call: Any) -> Any | None:
     kernel = _moved(builder, kernel, layouts[1], "HWIO")
     names = ("strides", "dilation", "output_padding", "padding")
     strides, dilation, more, padding = ([int(n) for n in getattr(attrs, name)] for name in names)
-    extents = [int(each) for each in data.ty.shape]
+    places = [int(each) for each in list(data.ty.shape)[1:3]]  # the batch may be open
     sizes = [int(each) for each in kernel.ty.shape]
     spans = [
         _Span.of(
-            extents[1 + axis],
+            places[axis],
             (sizes[axis] - 1) * dilation[axis],
             strides[axis],
             padding=padding[axis::2],
@@ -136,7 +136,7 @@ def _conv2d_transpose_nhwc(data: Any, kernel: Any, *, spans: Sequence[_Span], gr
     With stride s, every s-th element of the kernel meets a result: those of its place within s
     (sub-pixel convolution, Shi et al., CVPR 2016).
     """
-    n, _, _, c_in = (int(each) for each in data.shape)
+    n, c_in = data.shape[0], int(data.shape[3])
     c_out = int(kernel.shape[3])
     padded = topi.nn.pad(
         data,

@@ -16,6 +16,8 @@ CONCATENATION = "relax.concat"
 RESHAPE = "relax.reshape"
 SQUEEZE = "relax.squeeze"
 RESHAPES = frozenset({RESHAPE, SQUEEZE, "relax.flatten", "relax.expand_dims"})
+# What ``moved`` follows.
+MOVES = RESHAPES | {TRANSPOSE, "relax.take", "relax.strided_slice"}
 
 
 def axes_of_transpose(call: Any) -> list[int]:

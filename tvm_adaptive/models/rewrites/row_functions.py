@@ -101,7 +101,8 @@ def _group_norm(n_lanes: int, builder: Any, call: Any) -> Any | None:
         return None
     width = math.gcd(extents[-1], _REGISTERS * n_lanes)
     epsilon = float(attrs.epsilon)
-    if axes == list(range(1, len(extents) - 1)) and width >= n_lanes:
+    is_last = channels == len(extents) - 1
+    if is_last and axes == list(range(1, len(extents) - 1)) and width >= n_lanes:
         function = _channel_normalization(extents, width, epsilon)
     elif are_rows(extents, axes, x) and channels == len(extents) - 2:
         rows = _Rows(extents, n_lanes)

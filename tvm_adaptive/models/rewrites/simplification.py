@@ -29,8 +29,9 @@ def _split_clip(call: Any, _matches: Any) -> Any:
         return call
     low, high = limits
     if not math.isinf(low):
-        x = relax.op.maximum(x, relax.const(low, dtype))
-    return x if math.isinf(high) else relax.op.minimum(x, relax.const(high, dtype))
+        # What is no number stays so: of two that do not compare, TVM takes the second.
+        x = relax.op.maximum(relax.const(low, dtype), x)
+    return x if math.isinf(high) else relax.op.minimum(relax.const(high, dtype), x)
 
 
 def without_equal_broadcasts(mod: IRModule) -> IRModule:

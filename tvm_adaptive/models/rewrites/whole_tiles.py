@@ -75,7 +75,7 @@ def _product(unit: VectorUnit, widened: _Widened, builder: Any, call: Any) -> An
     extents = [*map(known_extents, (a, b))]
     batch, others = extents[0][:-2], extents[1][:-2]
     is_plain = min(map(len, extents)) > 1 and (not others or others == batch)
-    if not (is_plain and are_float32(a, b)):
+    if not (is_plain and are_float32(a, b, call)):
         return None
     n_rows, n_columns = extents[0][-2], extents[1][-1]
     is_constant = isinstance(b, _tvm.Constant)
@@ -106,7 +106,7 @@ def _convolution(unit: VectorUnit, widened: _Widened, builder: Any, call: Any) -
     attrs = call.attrs
     layouts = layouts_of(call)
     is_plain = layouts == ["NHWC", "HWIO", "NHWC"] and int(attrs.groups) == 1
-    if not (is_plain and are_float32(data, kernel) and isinstance(kernel, _tvm.Constant)):
+    if not (is_plain and are_float32(data, kernel, call) and isinstance(kernel, _tvm.Constant)):
         return None
     n_filters = int(kernel.ty.shape[-1])
     n_wide = _whole_columns(n_filters, unit)
@@ -133,7 +133,7 @@ def _convolution_1d(unit: VectorUnit, builder: Any, call: Any) -> Any | None:
     extents = known_extents(call) if is_plain else []
     n = extents[1] if extents else 0
     n_rows = whole_rows(n, unit)
-    if n_rows == n or not are_float32(data, kernel):
+    if n_rows == n or not are_float32(data, kernel, call):
         return None
     (stride,), (dilation,) = ([int(n) for n in each] for each in (attrs.strides, attrs.dilation))
     before, after = (int(n) for n in attrs.padding)

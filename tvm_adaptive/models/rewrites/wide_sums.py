@@ -28,6 +28,8 @@ _REDUCTIONS = (
     # TVM does not lower these in bfloat16.
     *("relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.instance_norm"),
 )
+# They add in the type that they state.
+_SCANS = {"relax.cumsum": relax.op.cumsum, "relax.cumprod": relax.op.cumprod}
 _PRODUCTS = ("relax.matmul", "relax.nn.conv", "relax.nn.attention")
 # Of GPUs, whose units multiply halves and add in single precision.
 _PRODUCTS_OF_HALVES = {
@@ -76,10 +78,19 @@ def with_wide_sums(mod: IRModule, *, keeps_operands: bool) -> IRModule:
             found = builder.emit(_product_of_halves(call))
         else:
             wide = [widened(builder, each) for each in call.args]
-            found = builder.emit(relax.Call(call.op, wide, call.attrs, call.ty_args))
+            found = builder.emit(_of_wide(call, wide))
         return relax.op.astype(found, _dtype_of(call)) if _is_half(call) else found
 
     return with_rewritten_calls(mod, rewrite)
+
+
+def _of_wide(call: Any, wide: list[Any]) -> Any:
+    """Return a call with operands of float32."""
+    scan = _SCANS.get(operator_of(call))
+    if scan is None or str(call.attrs.dtype) not in _HALVES:
+        return relax.Call(call.op, wide, call.attrs, call.ty_args)
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    return scan(*wide, axis, dtype="float32", exclusive=bool(call.attrs.exclusive))
 
 
 def _product_of_halves(call: Any) -> Any:
