@@ -75,6 +75,32 @@ def test_norms_of_halves_square_in_single_precision(run_graph):
     np.testing.assert_allclose(found, 0.125, rtol=1e-3)
 
 
+def test_images_of_large_halves_are_normalised(run_graph):
+    x = np.tile(np.array([-400, 400], "float16"), (1, 2, 8, 4))
+    weights = {"s": np.ones(2, "float16"), "b": np.zeros(2, "float16")}
+    node = make("InstanceNormalization", ["x", "s", "b"], ["y"])
+    (found,) = run_graph([node], {"x": x}, weights)
+    np.testing.assert_allclose(found, np.sign(x), rtol=1e-3)
+
+
+@pytest.mark.parametrize("are_inputs", [False, True])
+def test_what_is_no_number_is_not_clipped(run_graph, are_inputs):
+    x = np.array([np.nan, -1, 0.3, 2], "float32")
+    bounds = {"low": np.float32(0), "high": np.float32(1)}
+    inputs = {"x": x, **({k: np.array(v) for k, v in bounds.items()} if are_inputs else {})}
+    node = make("Clip", ["x", "low", "high"], ["y"])
+    (found,) = run_graph([node], inputs, {} if are_inputs else bounds)
+    np.testing.assert_array_equal(found, np.clip(x, 0, 1))
+
+
+def test_shapes_and_axes_of_the_oldest_files(run_graph):
+    x = drawn(2, 3)
+    (found,) = run_graph([make("Reshape", ["x"], ["y"], shape=[3, 2])], {"x": x}, {}, 4)
+    np.testing.assert_array_equal(found, x.reshape(3, 2))
+    (found,) = run_graph([make("Concat", ["x", "x"], ["y"])], {"x": x}, {}, 3)
+    np.testing.assert_array_equal(found, np.concatenate([x, x], 1))
+
+
 def test_before_version_11_the_bounds_of_a_clip_are_attributes(compare):
     nodes = [make("Clip", ["x"], ["y"], min=-0.25), make("Clip", ["x"], ["z"], max=0.5)]
     compare(nodes, {"x": drawn(4, 4)}, {}, opset=10)

@@ -215,6 +215,38 @@ def test_sums_of_exponentials_of_infinities(run_graph):
     np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_extremes_of_infinities(run_graph, dtype):
+    least = np.finfo(dtype).min
+    x = np.array([[-np.inf, -np.inf], [1, -np.inf], [least, -np.inf], [least, 3]], dtype)
+    for name, values, expected in (("ReduceMax", x, x.max(1)), ("ReduceMin", -x, (-x).min(1))):
+        node = make(name, ["x"], ["y"], axes=[1], keepdims=0)
+        (found,) = run_graph([node], {"x": values}, {}, 13)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("place", [-2, -1, 0, 1, 2])
+def test_a_place_in_a_list_may_count_from_the_end(compare, place):
+    nodes = [
+        make("SequenceConstruct", ["x", "b"], ["list"]),
+        make("SequenceInsert", ["list", "c", "place"], ["longer"]),
+        make("ConcatFromSequence", ["longer"], ["y"], axis=0),
+    ]
+    inputs = {"x": drawn(2, 3), "b": drawn(2, 3, seed=1), "c": drawn(2, 3, seed=2)}
+    compare(nodes, inputs, {"place": np.int64(place)})
+
+
+def test_norms_of_windows_of_large_halves(run_graph):
+    x = np.tile(np.array([-400, 400], "float16"), (1, 2, 8, 4))
+    (whole,) = run_graph([make("GlobalLpPool", ["x"], ["y"])], {"x": x}, {})
+    np.testing.assert_allclose(whole, 400 * 8, rtol=2e-3)
+    node = make("LpPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 2])
+    (found,) = run_graph([node], {"x": x}, {}, 18)
+    assert found.dtype == "float16"
+    np.testing.assert_allclose(found, 400 * 2, rtol=2e-3)
+
+
 def test_sums_of_halves(run_graph):
     x = np.ones((2, 4096), "float16")
     nodes = [make("Einsum", ["x", "w"], ["product"], equation="ij,jk->ik")]

@@ -125,6 +125,13 @@ def test_what_is_unknown_or_missing_is_named():
         taps(Axis(4, 8, 2.0), Mode(coordinates="odd"))
 
 
+@pytest.mark.parametrize(("n", "size"), [(6, 21), (16, 14), (7, 2), (4, 8)])
+def test_places_halfway_between_two_are_exact(compare, n, size):
+    x = np.random.default_rng(0).standard_normal((1, 1, n, n)).astype("float32")
+    node = onnx.helper.make_node("Resize", ["x", "", "", "s"], ["y"], mode="nearest")
+    compare([node], {"x": x}, {"s": np.array([1, 1, size, size])}, opset=13)
+
+
 def test_images_of_integers_are_computed_in_float(compare):
     image = np.random.default_rng(0).integers(0, 255, (1, 2, 4, 6)).astype("uint8")
     node = onnx.helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")

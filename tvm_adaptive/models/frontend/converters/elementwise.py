@@ -94,10 +94,27 @@ def convert_clip(node: OnnxNode) -> Expr:
         if value is None:
             if "float" in dtype:  # not a number is no bound
                 bound = op.where(op.isnan(bound), constant(nothing, dtype), bound)  # noqa: PLW2901
-            x = emit(function(x, bound))
+            # What is no number stays so: of two that do not compare, TVM takes the second.
+            x = emit(function(bound, x))
         elif not (value.dtype.kind == "f" and (np.isnan(value).any() or value == nothing)):
-            x = emit(function(x, constant(value.reshape(()), dtype)))
+            x = emit(function(constant(value.reshape(()), dtype), x))
     return x
+
+
+def convert_reshape(node: OnnxNode) -> Expr:
+    """Convert Reshape, whose shape was an attribute before version 5."""
+    if node.opset >= 5:
+        return node.by_tvm()
+    shape = constant(list(node.attributes["shape"]), "int64")
+    return node.by_tvm(inputs=[node.inputs[0], shape], attributes={}, opset=13)
+
+
+def convert_concat(node: OnnxNode) -> Expr:
+    """Convert Concat, whose axis had a default before version 4."""
+    if node.opset >= 4:
+        return node.by_tvm()
+    attributes = {**node.attributes, "axis": node.number("axis", 1)}
+    return node.by_tvm(attributes=attributes, opset=13)
 
 
 def convert_dropout(node: OnnxNode) -> Expr:
@@ -289,18 +306,19 @@ def convert_prelu(node: OnnxNode) -> Expr:
     return node.by_tvm(inputs=[x, slope])
 
 
-def convert_in_single_precision(node: OnnxNode) -> Expr:
+def convert_in_single_precision(node: OnnxNode, convert: OnnxConverter = OnnxNode.by_tvm) -> Expr:
     """Convert what loses too much in half precision, or what TVM computes in float32 alone."""
     inputs, dtype = list(node.inputs), dtype_of(node.inputs[0])
-    if dtype not in ("float16", "bfloat16"):
-        return node.by_tvm()
+    if dtype not in values.HALVES:
+        return convert(node)
     wide = [
         cast(node.builder, each, "float32")
         if each is not None and dtype_of(each) == dtype
         else each
         for each in inputs
     ]
-    return cast(node.builder, node.builder.emit(node.by_tvm(inputs=wide)), dtype)
+    found = convert(dataclasses.replace(node, inputs=wide))
+    return cast(node.builder, node.builder.emit(found), dtype)
 
 
 def convert_group_normalization(node: OnnxNode) -> Expr:

@@ -160,6 +160,8 @@ def convert_windows(node: OnnxNode) -> Expr:
     pools may be below zero, or too few. Where sizes are rounded up, its LpPool multiplies the mean
     of a window that is cut off by the places of a whole one.
     """
+    if node.operator == "LpPool" and dtype_of(node.inputs[0]) in values.HALVES:
+        return elementwise.convert_in_single_precision(node, convert_windows)
     attributes = dict(node.attributes)
     auto = as_text(attributes.pop("auto_pad", "NOTSET"))
     is_rounded_up = bool(attributes.pop("ceil_mode", 0))
@@ -225,13 +227,33 @@ def convert_cum_prod(node: OnnxNode) -> Expr:
     return op.flip(x, axis) if is_reversed else x
 
 
-def convert_reduced_truth(node: OnnxNode) -> Expr:
-    """Convert ReduceMax or ReduceMin, also of truth values."""
-    x, *axes = list(node.inputs)
-    if dtype_of(x) != "bool":
+def convert_extreme(node: OnnxNode) -> Expr:
+    """Convert ReduceMax or ReduceMin, also of truth values, and of what is all infinite.
+
+    TVM begins with the least finite number, or the largest: of its half, twice is infinite.
+    """
+    emit, (x, *axes) = node.builder.emit, list(node.inputs)
+    dtype = dtype_of(x)
+    if dtype in ("float32", "float64"):
+        half = emit(relax.op.multiply(x, constant(0.5, dtype)))
+        found = emit(node.by_tvm(inputs=[half, *axes]))
+        return relax.op.multiply(found, constant(2.0, dtype))
+    wide = {"bool": "int32", **dict.fromkeys(values.HALVES, "float32")}.get(dtype)
+    if wide is None:
         return node.by_tvm()
-    wide = values.cast(node.builder, x, "int32")
-    return values.cast(node.builder, node.by_tvm(inputs=[wide, *axes]), "bool")
+    found = emit(node.by_tvm(inputs=[values.cast(node.builder, x, wide), *axes]))
+    return values.cast(node.builder, found, dtype)
+
+
+def convert_sequence_insert(node: OnnxNode) -> Expr:
+    """Convert SequenceInsert, whose position may count from the end."""
+    parts, (_, value, position) = list(node.inputs[0]), node.inputs[0:3]
+    n = len(parts)
+    place = n if position is None else values.known_number(position, "position")
+    if not -n <= place <= n:
+        raise ValueError(f"position {place} is not within a list of {n}")
+    parts.insert(place + n if place < 0 else place, value)
+    return relax.Tuple(parts)
 
 
 def convert_composite_reduction(node: OnnxNode) -> Expr:

@@ -88,6 +88,12 @@ def convert_upsample(node: OnnxNode) -> Expr:
 def _is_image(x: Expr, axes: Sequence[Axis], mode: Mode) -> bool:
     """Say whether TVM's function for images computes what ONNX defines."""
     plain = not (mode.antialias or mode.exclude_outside) and mode.coordinates in _SAME
+    # Between two places, TVM's product of a place and a ratio may fall on either side.
+    is_whole = mode.coordinates != "align_corners" and all(
+        each.n_out % each.n_in == 0 or each.n_in % each.n_out == 0 for each in axes[2:]
+    )
+    if mode.method == "nearest" and not is_whole:
+        return False
     exact = all(
         abs(each.n_in * each.scale - each.n_out) < 1e-6 and each.n_out > 1 for each in axes[2:]
     )

@@ -16,6 +16,7 @@ from tvm_adaptive._tvm.onnx_frontend import OnnxNode
 Array = npt.NDArray[Any]
 Expr = Any
 
+HALVES = ("float16", "bfloat16")
 # A function that joins or splits more would have a branch or a buffer for each.
 _MAX_PARTS = 32
 
