@@ -21,7 +21,7 @@ from tvm.relax.transform import BindParams
 
 from tvm_adaptive._tvm import IRModule, relax, structural_hash
 from tvm_adaptive._tvm.onnx_frontend import onnx_converters, relax_of_onnx
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, WorkerError
 from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.models.frontend.onnx_file import ONNX
@@ -297,7 +297,7 @@ def test_what_onnx_runtime_cannot_run_is_an_error_that_says_so(onnx_file: Any) -
     path = onnx_file("resnet")
     network: Any = load(str(path))
     path.unlink()
-    with pytest.raises(Exception, match=r"resnet\.onnx"):
+    with pytest.raises(WorkerError, match=r"resnet\.onnx"):
         network.original.run(network.random_inputs())
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,31 @@ def first_input() -> IRModule:
 
 NETWORK = Network("net", first_input(), {}, {"x": (1, 4), "n": ()}, {"x": "float32", "n": "int64"})
 GOOD = {"n": np.array(3), "x": np.ones((1, 4), "float32")}
+
+
+@pytest.mark.parametrize("sample", [[np.ones(3)], np.ones(3), 7])
+def test_what_has_no_names_is_refused(sample: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="must map the names of inputs to arrays"):
+        read_sample(sample)
+
+
+def test_what_is_no_array_is_refused() -> None:
+    class Broken:
+        def __array__(self, *_arguments: Any, **_options: Any) -> Any:
+            raise RuntimeError("on another device")
+
+    with pytest.raises(InvalidOptionError, match=r"Input x cannot be read: .*another device"):
+        read_sample({"x": Broken()})  # type: ignore[dict-item]
+
+
+def test_tensors_of_pytorch_are_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    numbers = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    (found,) = read_sample({"x": numbers}).values()
+    assert found.dtype == numpy_dtype("bfloat16")
+    assert found.astype("float32").tolist() == [1.0, 1.0]
+    (found,) = read_sample({"x": torch.arange(3)}).values()
+    assert found.tolist() == [0, 1, 2]
 
 
 def test_a_sample_is_what_checks_use_in_the_order_of_the_inputs(tmp_path: Path) -> None:

@@ -248,6 +248,10 @@ FACTORY = """
     def wronger():
         return "linear", None
 
+    def unnamed():
+        from tvm import IRModule
+        return IRModule({}), [1]
+
     def fails():
         raise RuntimeError("no weights here")
 
@@ -355,6 +359,7 @@ def test_a_factory_of_a_relax_module(name, in_factory_dir):
         ("my_models:torch", "has no function torch"),
         ("my_models:wrong", "returned Linear"),
         ("my_models:wronger", "returned a tuple with str"),
+        ("my_models:unnamed", "returned weights of the type list; map the names"),
         ("my_models:fails", "my_models:fails failed: RuntimeError: no weights here"),
         (
             "my_models:branches",

@@ -49,6 +49,11 @@ def network_of_factory(what: str, name: str, shapes: Shapes) -> Network:
         raise InvalidOptionError(f"{_RETURNS}, but {what} returned {type(made).__name__}.")
     model, rest, *more = made
     if isinstance(model, IRModule) and not more:
+        if rest is not None and not isinstance(rest, Mapping):
+            raise InvalidOptionError(
+                f"{_RETURNS}, but {what} returned weights of the type {type(rest).__name__}; map "
+                "the names of main's parameters to them."
+            )
         return network_of_imported(name, model, shapes, params=dict(rest or {}), source=what)
     named = more[0] if more else {}
     if not _is_torch_module(model) or not isinstance(named, Mapping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tvm_adaptive.errors import InvalidOptionError, summary_line
+from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
 from tvm_adaptive.models.network import Network, shape_text
 from tvm_adaptive.values.agreement import numpy_dtype
 
@@ -23,7 +24,12 @@ Sample: TypeAlias = "Arrays | str | os.PathLike[str]"
 def read_sample(sample: Sample) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a sample; raise InvalidOptionError if it has none to read."""
     if isinstance(sample, Mapping):
-        return {str(name): np.asarray(value) for name, value in sample.items()}
+        return {str(name): _array(str(name), value) for name, value in sample.items()}
+    if not isinstance(sample, str | os.PathLike):
+        raise InvalidOptionError(
+            "inputs must map the names of inputs to arrays, or be a file of numpy.savez, but is "
+            f"{type(sample).__name__}."
+        )
     path = Path(sample)
     try:
         with open(path, "rb") as file:
@@ -40,6 +46,17 @@ def read_sample(sample: Sample) -> dict[str, npt.NDArray[Any]]:
             f"{path} is no file of numpy.savez, or a damaged one: {summary_line(error)}. Write "
             f"it with numpy.savez({path.name!r}, **arrays), with the names of the inputs."
         ) from error
+
+
+def _array(name: str, value: Any) -> npt.NDArray[Any]:
+    torch = sys.modules.get("torch")
+    with as_invalid_option(f"Input {name} cannot be read"):
+        if torch is not None and isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            if value.dtype == torch.bfloat16:  # which numpy does not know
+                bits = value.contiguous().view(torch.int16).numpy()
+                return np.asarray(bits.view(numpy_dtype("bfloat16")))
+        return np.asarray(value)
 
 
 def write_sample(arrays: Arrays, path: Path) -> None:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from tvm_adaptive.models.frontend.torch_repairs import extents_of_node
+from tvm_adaptive.models.frontend.torch_misread import extents_of_node
 
 # Operators that TVM translates as they are.
 _KEPT = frozenset(

@@ -22,7 +22,8 @@ from tvm_adaptive.models.frontend.onnx_file import read_onnx
 from tvm_adaptive.models.frontend.reader import is_of_memory
 from tvm_adaptive.models.frontend.torch_core import core_of_plain
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, quiet
-from tvm_adaptive.models.frontend.torch_repairs import misread, reads_memory, repair
+from tvm_adaptive.models.frontend.torch_misread import misread, reads_memory
+from tvm_adaptive.models.frontend.torch_repairs import repair
 from tvm_adaptive.models.network import extents_of, main_of, shape_text
 from tvm_adaptive.workers.scratch import ScratchFolder
 

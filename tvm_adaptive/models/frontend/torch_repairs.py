@@ -1,7 +1,6 @@
-"""What TVM's converters of PyTorch's operators misread: written otherwise, or refused.
+"""What TVM's converters of PyTorch's operators misread, written otherwise.
 
-They keep type and shape, so that nothing else notices before the outputs are compared. What is
-refused goes the next way, through ONNX; what reads memory is refused by all of them.
+They keep type and shape, so that nothing else notices before the outputs are compared.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from tvm_adaptive.models.frontend.torch_misread import extents_of_node, name_of
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
@@ -20,33 +19,10 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 def repair(graph: Any) -> None:
     """Write operators of a graph of fixed shapes so that TVM's converters compute the same."""
     for node in list(graph.nodes):
-        rewrite = _REWRITES.get(_name_of(node))
+        rewrite = _REWRITES.get(name_of(node))
         if rewrite is not None:
             with graph.inserting_before(node):
                 rewrite(graph, node)
-
-
-def misread(node: Any) -> str:
-    """Return what TVM's converter of a node leaves out; empty if nothing."""
-    check = _MISREAD.get(_name_of(node))
-    return "" if check is None else check(node)
-
-
-def reads_memory(node: Any) -> bool:
-    """Say whether a view depends on where its operand's elements are in memory.
-
-    TVM and ONNX know the elements alone, and take them to be contiguous and the first.
-    """
-    if _name_of(node) != "as_strided.default":
-        return False
-    source = node.args[0].meta["val"]
-    offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
-    return not source.is_contiguous() or (offset is not None and source.storage_offset() != 0)
-
-
-def _name_of(node: Any) -> str:
-    is_call = node.op == "call_function"
-    return getattr(node.target, "__name__", "") if is_call else ""
 
 
 def _called(graph: Any, function: Any, *arguments: Any, **options: Any) -> Any:
@@ -75,6 +51,9 @@ def _scale_second(graph: Any, node: Any) -> None:
     alpha = node.kwargs.get("alpha", 1)
     first, second = node.args
     node.kwargs = {}
+    if node.meta["val"].dtype == torch.bool:
+        _either(graph, node)
+        return
     if alpha == 1:
         return
     if isinstance(second, torch.fx.Node):
@@ -84,6 +63,28 @@ def _scale_second(graph: Any, node: Any) -> None:
     else:
         scaled = alpha * second
     node.args = (first, scaled)
+
+
+def _both(graph: Any, node: Any) -> None:
+    """Write a product of truth values as their conjunction: LLVM has no such product."""
+    _as_logical(graph, node, "logical_and")
+
+
+def _either(graph: Any, node: Any) -> None:
+    """Write a sum of truth values as their disjunction."""
+    _as_logical(graph, node, "logical_or")
+
+
+def _as_logical(graph: Any, node: Any, name: str) -> None:
+    import torch
+
+    if node.meta["val"].dtype != torch.bool:
+        return
+    node.args = tuple(
+        each if isinstance(each, torch.fx.Node) else _number(graph, bool(each), node)
+        for each in node.args
+    )
+    node.target, node.kwargs = getattr(torch.ops.aten, name).default, {}
 
 
 def _select_from_start(_graph: Any, node: Any) -> None:
@@ -116,7 +117,7 @@ def _sum_of_window(graph: Any, node: Any) -> None:
     if len(rest) < 5 or rest[4] is None or rest[2]:  # those at a border that is rounded up differ
         return
     stride, padding, *_, divisor = rest
-    n_axes = 2 if "2d" in _name_of(node) else 3
+    n_axes = 2 if "2d" in name_of(node) else 3
     n_places = math.prod(window) if len(window) == n_axes else window[0] ** n_axes
     mean = _called(graph, node.target, source, window, stride, padding, False, True)
     node.target = torch.ops.aten.mul.Tensor
@@ -149,10 +150,11 @@ def _bounded_by_tensors(graph: Any, node: Any) -> None:
     given = dict(zip(("min", "max"), bounds, strict=False)) | dict(node.kwargs)
     functions = {"min": torch.ops.aten.maximum.default, "max": torch.ops.aten.minimum.default}
     steps = [(functions[name], given[name]) for name in functions if given.get(name) is not None]
+    # What is no number stays so: of two that do not compare, TVM takes the second.
     for function, bound in steps[:-1]:
-        source = _called(graph, function, source, bound)
+        source = _called(graph, function, bound, source)
     function, bound = steps[-1]
-    node.target, node.args, node.kwargs = function, (source, bound), {}
+    node.target, node.args, node.kwargs = function, (bound, source), {}
 
 
 def _reduced_in_own_type(graph: Any, node: Any) -> None:
@@ -172,32 +174,101 @@ def _norm_in_single_precision(graph: Any, node: Any) -> None:
     node.args, node.kwargs = (_in_type(graph, source, wide), *rest), {}
 
 
+def _extreme(graph: Any, node: Any) -> None:
+    """Begin at infinity, and reduce truth values as integers.
+
+    TVM begins with the least finite number, or the largest: of its half, twice is infinite.
+    """
+    import torch
+
+    source, *rest = node.args
+    dtype = node.meta["val"].dtype
+    function, ops, call = node.target, torch.ops.aten, functools.partial(_called, graph)
+    if dtype == torch.bool:
+        found = call(function, _in_type(graph, source, torch.int32), *rest, **node.kwargs)
+    elif dtype.is_floating_point:
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        half = call(ops.mul.Tensor, _in_type(graph, source, wide), 0.5)
+        found = call(ops.mul.Tensor, call(function, half, *rest, **node.kwargs), 2.0)
+    else:
+        return
+    node.target, node.args, node.kwargs = ops._to_copy.default, (found,), {"dtype": dtype}
+
+
+def _sorted_in_known_type(graph: Any, node: Any) -> None:
+    """Sort numbers of a type that TVM's function sorts; it fails when it is called."""
+    import torch
+
+    source, *rest = node.args
+    dtype = source.meta["val"].dtype
+    narrow = (torch.bool, torch.uint8, torch.int8, torch.int16)
+    wide = {torch.bfloat16: torch.float32, **dict.fromkeys(narrow, torch.int32)}.get(dtype)
+    if wide is None:
+        return
+    node.args = (_in_type(graph, source, wide), *rest)
+    for values in [each for each in node.users if each.args[1] == 0]:  # the other ones are places
+        values.meta["val"] = values.meta["val"].to(wide)
+        readers = list(values.users)
+        with graph.inserting_after(values):
+            back = _called(graph, torch.ops.aten._to_copy.default, values, dtype=dtype)
+        for reader in readers:
+            reader.replace_input_with(values, back)
+
+
 def _compared_in_common_type(graph: Any, node: Any) -> None:
     """Compare in PyTorch's type: a tensor without axes does not widen the other one."""
     import torch
 
+    first, second = node.args
+    ops, name = torch.ops.aten, name_of(node).partition(".")[0]
+    if first is second and name in ("eq", "ne") and first.meta["val"].dtype.is_floating_point:
+        # TVM takes each number to be equal to itself.
+        is_none = _called(graph, ops.isnan.default, first)
+        node.target = ops.logical_not.default if name == "eq" else ops.clone.default
+        node.args = (is_none,)
+        return
     dtype = torch.result_type(*(each.meta["val"] for each in node.args))
+    dtype = torch.int32 if dtype == torch.bool else dtype  # LLVM compares no truth values
     node.args = tuple(_in_type(graph, each, dtype) for each in node.args)
 
 
 def _logarithm_of_one_more(graph: Any, node: Any) -> None:
-    """Divide the rounding of 1 + x out of its logarithm: TVM's is 0 of all small x.
+    """Take the logarithm of 1 + x exactly: TVM's is 0 of all small x."""
+    import torch
 
-    Kahan's correction (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section
-    1.14.1, and its problem 1.5).
-    """
+    x = _in_type(graph, node.args[0], node.meta["val"].dtype)
+    node.target, node.args, node.kwargs = torch.ops.aten.where.self, _log1p(graph, node, x), {}
+
+
+def _area_tangent(graph: Any, node: Any) -> None:
+    """Take half the difference of two such logarithms: TVM's atanh is 0 of all small x."""
     import torch
 
     ops, call = torch.ops.aten, functools.partial(_called, graph)
     x = _in_type(graph, node.args[0], node.meta["val"].dtype)
+    up, down = (
+        call(ops.where.self, *_log1p(graph, node, each)) for each in (x, call(ops.neg.default, x))
+    )
+    node.target, node.kwargs = ops.mul.Tensor, {}
+    node.args = (call(ops.sub.Tensor, up, down), 0.5)
+
+
+def _log1p(graph: Any, node: Any, x: Any) -> tuple[Any, Any, Any]:
+    """Return a condition and two values of which it chooses the logarithm of 1 + x.
+
+    Kahan's correction divides the rounding of 1 + x out (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2002, section 1.14.1, and its problem 1.5).
+    """
+    import torch
+
+    ops, call = torch.ops.aten, functools.partial(_called, graph)
     raised = call(ops.add.Tensor, x, 1.0)
     found = call(ops.sub.Tensor, raised, 1.0)
     # Of infinity, the quotient is not a number.
     one = _number(graph, 1.0, node)
     factor = call(ops.where.self, call(ops.gt.Scalar, x, 1.0), one, call(ops.div.Tensor, x, found))
     logarithm = call(ops.mul.Tensor, call(ops.log.default, raised), factor)
-    node.target, node.kwargs = ops.where.self, {}
-    node.args = (call(ops.eq.Scalar, found, 0.0), x, logarithm)
+    return call(ops.eq.Scalar, found, 0.0), x, logarithm
 
 
 def _power_without_one(graph: Any, node: Any) -> None:
@@ -237,7 +308,7 @@ def _exact_floor(graph: Any, node: Any) -> None:
     import torch
 
     ops, call = torch.ops.aten, functools.partial(_called, graph)
-    is_floor = "floor" in (_name_of(node)[:5], node.kwargs.get("rounding_mode"))
+    is_floor = "floor" in (name_of(node)[:5], node.kwargs.get("rounding_mode"))
     if not is_floor:
         return
     x, y = _in_types_of(graph, node)
@@ -329,14 +400,15 @@ def _whole_bound(graph: Any, node: Any) -> None:
     import torch
 
     source, number = node.args
-    if source.meta["val"].dtype == torch.bool and number not in (0, 1):
+    number = int(number) if isinstance(number, bool) else number
+    if source.meta["val"].dtype == torch.bool:  # which LLVM does not compare
         source = _in_type(graph, source, torch.int32)
-        node.args = (source, number)
+    node.args = (source, number)
     if source.meta["val"].dtype.is_floating_point or not isinstance(number, float):
         return
     if number.is_integer():
         return
-    name = _name_of(node).partition(".")[0]
+    name = name_of(node).partition(".")[0]
     if math.isfinite(number) and name not in ("eq", "ne"):
         bound = math.ceil(number) if name in ("lt", "ge") else math.floor(number)
         node.args = (source, bound)
@@ -359,7 +431,15 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     "cumsum.default": _reduced_in_own_type,
     "cumprod.default": _reduced_in_own_type,
     "linalg_vector_norm.default": _norm_in_single_precision,
+    "atanh.default": _area_tangent,
     "log1p.default": _logarithm_of_one_more,
+    "mul.Tensor": _both,
+    "minimum.default": _both,
+    "maximum.default": _either,
+    **dict.fromkeys(("max.default", "min.default"), _extreme),
+    **dict.fromkeys(
+        ("topk.default", "sort.default", "max.dim", "median.dim"), _sorted_in_known_type
+    ),
     "expm1.default": _power_without_one,
     "div.Tensor_mode": _exact_floor,
     "floor_divide.default": _exact_floor,
@@ -372,132 +452,3 @@ _REWRITES: dict[str, Callable[[Any, Any], None]] = {
     **{f"{name}.Scalar": _whole_bound for name in _COMPARISONS},
     **{f"{name}.Tensor": _compared_in_common_type for name in _COMPARISONS},
 }
-
-
-def _scaled_elu(node: Any) -> str:
-    return "its scales" if any(each != 1 for each in node.args[2:4]) else ""
-
-
-def _own_divisor(node: Any) -> str:
-    return "its divisor" if len(node.args) > 6 and node.args[6] is not None else ""
-
-
-def _uneven_nearest(node: Any) -> str:
-    """TVM takes the nearest place, PyTorch the one below; they agree for whole factors."""
-    pairs = zip(extents_of_node(node.args[0])[2:], extents_of_node(node)[2:], strict=True)
-    return "which places are nearest" if any(after % before for before, after in pairs) else ""
-
-
-def _own_factors(node: Any) -> str:
-    """Where the result's extent is rounded, the factor that is given is not their ratio."""
-    _, _, is_aligned, factors = (*node.args, None)[:4]
-    if is_aligned:  # TVM divides by the number of places but one
-        return "a single place" if 1 in extents_of_node(node)[2:] else ""
-    if not factors:
-        return ""
-    triples = zip(
-        extents_of_node(node.args[0])[2:], factors, extents_of_node(node)[2:], strict=True
-    )
-    is_exact = all(before * factor == after for before, factor, after in triples)
-    return "" if is_exact else "its factors"
-
-
-def _antialias(_node: Any) -> str:
-    return "that it smooths"
-
-
-def _training(_node: Any) -> str:
-    return "that it is in training: export the model after .eval()"
-
-
-def _random(_node: Any) -> str:
-    """TVM draws once, when the model is read, or leaves the numbers out."""
-    return "that its numbers are random"
-
-
-def _whole_power(node: Any) -> str:
-    """TVM's powers are of floats."""
-    return "" if node.meta["val"].dtype.is_floating_point else "that it is of integers"
-
-
-def _several_images(node: Any) -> str:
-    """TVM normalises each image by itself."""
-    return "that images share their mean" if extents_of_node(node.args[0])[0] > 1 else ""
-
-
-def _multiplied_indices(node: Any) -> str:
-    """Beside an axis that is taken whole, TVM multiplies indices out, whatever their shapes."""
-    indices = node.args[1]
-    places = [place for place, each in enumerate(indices) if each is not None]
-    if len(places) < 2 or len(places) == len(indices):
-        return ""
-    # A column and a row, which are multiplied out in truth.
-    first, *rest = (extents_of_node(indices[place]) for place in places)
-    is_grid = len(rest) == 1 and first[1:] == [1] and rest[0][:-1] in ([], [1])
-    is_adjacent = places == list(range(places[0], len(indices)))
-    return "" if is_grid and is_adjacent else "which indices belong together"
-
-
-def _placed_values(node: Any) -> str:
-    """TVM reads values in the order of the indices, of which it takes one for each axis."""
-    data, indices, values, *accumulates = node.args
-    is_whole = len(indices) == len(extents_of_node(data)) and all(
-        each is not None for each in indices
-    )
-    if not any(accumulates) and is_whole:
-        shape = np.broadcast_shapes(*(tuple(extents_of_node(each)) for each in indices))
-        if tuple(extents_of_node(values)) == shape:
-            return ""
-    return "where its values belong"
-
-
-def _smaller_index(node: Any) -> str:
-    """TVM takes the other axes of data and index to have the same extents."""
-    data, axis, index, source = node.args
-    before, after = extents_of_node(data), extents_of_node(index)
-    del before[axis], after[axis]
-    is_number = isinstance(source, int | float)
-    is_alike = before == after and (is_number or extents_of_node(source) == extents_of_node(index))
-    return "" if is_alike else "where its values belong"
-
-
-def _scaled_regions(node: Any) -> str:
-    """TVM shifts regions before they are scaled."""
-    is_aligned = len(node.args) > 6 and bool(node.args[6])
-    return "where its regions begin" if is_aligned and node.args[2] != 1.0 else ""
-
-
-def _memory(node: Any) -> str:
-    return "where elements are in memory" if reads_memory(node) else ""
-
-
-_MISREAD: dict[str, Callable[[Any], str]] = {
-    "elu.default": _scaled_elu,
-    "avg_pool2d.default": _own_divisor,
-    "avg_pool3d.default": _own_divisor,
-    "upsample_nearest2d.vec": _uneven_nearest,
-    "upsample_bilinear2d.vec": _own_factors,
-    "upsample_bicubic2d.vec": _own_factors,
-    "_upsample_bilinear2d_aa.default": _antialias,
-    "_upsample_bicubic2d_aa.default": _antialias,
-    "index.Tensor": _multiplied_indices,
-    "index_put.default": _placed_values,
-    "scatter.src": _smaller_index,
-    "scatter.value": _smaller_index,
-    "roi_align.default": _scaled_regions,
-    "as_strided.default": _memory,
-    "pow.Scalar": _whole_power,
-    "pow.Tensor_Tensor": _whole_power,
-    "bernoulli.p": _random,
-    "exponential.default": _random,
-    "randn.default": _random,
-    "randn_like.default": _random,
-    "native_dropout.default": _training,
-    "_native_batch_norm_legit_functional.default": _training,
-    "_native_batch_norm_legit.no_stats": _several_images,
-}
-
-
-def extents_of_node(node: Any) -> list[int]:
-    """Return the extents of a graph's value."""
-    return list(node.meta["val"].shape)
