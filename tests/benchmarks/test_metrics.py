@@ -18,7 +18,6 @@ def run():
         reasons=("x", "x"),
         n_trials=(1, 1),
         decide_sec=np.zeros(2),
-        covered_sec=10.0,
         final_ms=1.95,
         ended="exhausted",
     )

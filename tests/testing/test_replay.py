@@ -82,14 +82,6 @@ def test_latency_before_a_result_is_the_slowest_recorded():
     assert run.latency_ms[0] == pytest.approx(2.0 * 6.0 + 5.0)
     assert run.latency_ms[-1] == run.final_ms == pytest.approx(2.0 * 2.0 + 5.0)
     assert (np.diff(run.latency_ms) <= 0).all()
-    assert math.isfinite(run.covered_sec)
-    assert run.covered_sec in run.times_sec
-
-
-def test_coverage_is_when_the_last_task_has_a_result():
-    run = replay(TWO, Scripted(Decision(0, "x"), Decision(0, "x"), Decision(1, "y")), 0)
-    assert run.covered_sec == pytest.approx(run.times_sec[3])
-    assert math.isinf(replay(TWO, Scripted(Decision(0, "x")), 0).covered_sec)
 
 
 def test_a_budget_ends_the_run_after_the_slot():

@@ -43,7 +43,6 @@ class ReplayRun:
     n_trials: tuple[int, ...]  # of each slot
     # seconds of each decision on this machine; one more than slots when the policy ended the run
     decide_sec: FloatArray
-    covered_sec: float  # when each task that can had its first valid result; ``inf`` if never
     final_ms: float  # end-to-end milliseconds with each task at the best of its full recording
     ended: str  # ``"exhausted"`` (nothing recorded is left), ``"policy"`` or ``"budget"``
 
@@ -91,12 +90,10 @@ class _Replay:
             [task.flop for task in tasks],
         )
         self._now_ms = np.array([task.weight * task.slowest_ms for task in tasks])
-        self._cold = {k for k, task in enumerate(tasks) if task.is_valid}
         self.times_sec = [0.0]
         self._latency_ms = [self._end_to_end_ms()]
         self._slots: list[tuple[int, str, int]] = []  # arm, reason and trials of each
         self.decide_sec: list[float] = []
-        self._covered_sec = math.inf
         for k, task in enumerate(tasks):
             if task.n_trials == 0:
                 self.arm_table.finish(k)
@@ -117,9 +114,6 @@ class _Replay:
         arm = self.arm_table.arms[k]
         if math.isfinite(arm.best_ms):
             self._now_ms[k] = arm.weight * arm.best_ms
-            if self._cold == {k}:
-                self._covered_sec = self.times_sec[-1]
-            self._cold.discard(k)
         self._latency_ms.append(self._end_to_end_ms())
         self._slots.append((k, decision.reason, stop - start))
 
@@ -135,7 +129,6 @@ class _Replay:
             reasons=tuple(reason for _, reason, _ in self._slots),
             n_trials=tuple(n_trials for _, _, n_trials in self._slots),
             decide_sec=np.array(self.decide_sec),
-            covered_sec=self._covered_sec,
             final_ms=self.instance.final_ms,
             ended=ended,
         )

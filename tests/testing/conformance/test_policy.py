@@ -118,9 +118,24 @@ class Hopeful:
         return Decision(None, "end")
 
 
+class Burying:
+    """Takes an arm whose slot is under way for one that has ended."""
+
+    def __init__(self):
+        self.ended = set()
+
+    def choose(self, arms, rng):
+        self.ended |= {k for k, arm in enumerate(arms) if arm.finished}
+        live = [k for k in range(len(arms)) if k not in self.ended]
+        if not live:
+            return Decision(None, "end")
+        return Decision(min(live, key=lambda k: arms[k].n_slots), "x")
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
+        (Burying, "gave 200 slots where results came at once, but 4 where an arm was under way"),
         (Always, "waited for"),
         (Stubborn, "is finished"),
         (Early, "before arms .* were played"),

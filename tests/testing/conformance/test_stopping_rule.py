@@ -155,6 +155,18 @@ class Dividing(Spread):
         return super().decide(batch_means_sec)
 
 
+@dataclasses.dataclass
+class Odd(Spread):
+    """Fails where a runner asks that counts each micro-batch, but not at powers of two."""
+
+    runs_per_batch: int | None = 10
+
+    def decide(self, batch_means_sec):
+        if len(batch_means_sec) == 7:
+            raise KeyError(7)
+        return super().decide(batch_means_sec)
+
+
 class Attributeless:
     """Has a method only."""
 
@@ -180,6 +192,7 @@ class Attributeless:
         (Numbered, "must be a str but is 7"),
         (Vandal, r"decide\(\) wrote to the times"),
         (Moody, "led to .*reason='even'.*, but asked again to .*reason='odd'"),
+        (Odd, r"decide\(\) of 7 micro-batches .* raised KeyError"),
         (Dividing, r"decide\(\) of 2 micro-batches \(1e-09, 1e-09 s\) raised ZeroDivisionError"),
     ],
 )

@@ -8,18 +8,11 @@ Each check raises AssertionError with the rule and what the extension did. None 
 
 from tvm_adaptive.testing.conformance.acquisition import check_acquisition
 from tvm_adaptive.testing.conformance.file_format import check_file_format
-from tvm_adaptive.testing.conformance.policy import MakePolicy, PolicyReport, check_policy
-from tvm_adaptive.testing.conformance.search_strategy import MakeStrategy, check_search_strategy
-from tvm_adaptive.testing.conformance.stopping_rule import (
-    MakeRule,
-    StoppingReport,
-    check_stopping_rule,
-)
+from tvm_adaptive.testing.conformance.policy import PolicyReport, check_policy
+from tvm_adaptive.testing.conformance.search_strategy import check_search_strategy
+from tvm_adaptive.testing.conformance.stopping_rule import StoppingReport, check_stopping_rule
 
 __all__ = [
-    "MakePolicy",
-    "MakeRule",
-    "MakeStrategy",
     "PolicyReport",
     "StoppingReport",
     "check_acquisition",

@@ -28,6 +28,9 @@ _N_TRIALS = 50 * _BATCH
 _PATIENCE_SLOTS = 150
 # The paper's patience of 200 trials, in batches, and a few more.
 _STALL_SLOTS = 30
+# Later results change the order, and when a policy sees nothing left to gain; a policy that
+# takes an arm under way for ended gives each arm one slot.
+_SHARE_UNDER_WAY = 0.5
 # Per arm; fifty full batches are recorded, so a policy that needs more slots takes far too
 # small ones.
 _MANY_SLOTS = 1000
@@ -64,6 +67,7 @@ def check_policy(make_policy: MakePolicy, *, seed: int = 0) -> PolicyReport:
     check_nothing_left(make_policy, seed)
     check_same_seed(make_policy, seed)
     run = check_no_arm_starves(make_policy, seed)
+    check_arms_under_way(make_policy, seed, len(run.choices))
     return PolicyReport(
         median_decision_sec=float(np.median(run.decide_sec)),
         max_decision_sec=float(run.decide_sec.max()),
@@ -112,6 +116,56 @@ def check_no_arm_starves(make_policy: MakePolicy, seed: int) -> ReplayRun:
             f"arm {k} was neither finished nor retired and waited for {longest} slots"
         )
     return run
+
+
+def check_arms_under_way(make_policy: MakePolicy, seed: int, n_slots: int) -> None:
+    """Require that an arm under way, which is finished for a slot, is played again.
+
+    A run with results at once took ``n_slots``.
+    """
+    run = replay(_arms_alike(seed), _Delayed(_Watched(make_policy())), seed)
+    assert len(run.choices) >= n_slots * _SHARE_UNDER_WAY, (
+        f"the policy gave {n_slots} slots where results came at once, but {len(run.choices)} "
+        "where an arm was under way until after the next decision: it is finished for as long "
+        "only (Arm.is_under_way)"
+    )
+
+
+class _Delayed:
+    """A policy that sees the results of its last slot after its next decision."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._under_way: int | None = None
+        self._seen: Sequence[Arm] = ()  # with the results that the policy knows
+
+    def choose(self, arms: Sequence[Arm], rng: np.random.Generator) -> Decision:
+        """Ask the policy, and once more with all results if it sees nothing to play."""
+        shown = list(arms)
+        if self._under_way is not None:
+            shown[self._under_way] = self._without_results(arms[self._under_way])
+        decision = self.policy.choose(shown, rng)
+        if decision.arm is None and self._under_way is not None:
+            retired = decision.retired
+            shown = [
+                dataclasses.replace(arm, finished=arm.finished or k in retired)
+                for k, arm in enumerate(arms)
+            ]
+            decision = self.policy.choose(shown, rng)
+            decision = dataclasses.replace(decision, retired=(*retired, *decision.retired))
+        self._under_way, self._seen = decision.arm, shown
+        return decision
+
+    def _without_results(self, arm: Arm) -> Arm:
+        assert self._under_way is not None
+        before = self._seen[self._under_way]
+        return dataclasses.replace(
+            arm,
+            latencies_ms=before.latencies_ms,
+            spent_sec=before.spent_sec,
+            finished=True,
+            is_under_way=True,
+        )
 
 
 class _Watched:

@@ -156,10 +156,9 @@ def _sequences(rule: StoppingRule, rng: np.random.Generator) -> list[FloatArray]
 
 
 def _lengths(rule: StoppingRule) -> list[int]:
-    """Return numbers of micro-batches to ask after: the limits, and doublings between them."""
+    """Return numbers of micro-batches to ask after: a runner's, and those beside the limits."""
     low, high = rule.min_batches, rule.max_batches
-    between = [low << k for k in range((high // low).bit_length())]
-    return sorted({n for n in (1, low - 1, *between, high - 1, high) if 0 < n <= high})
+    return sorted({n for n in (1, low - 1, *looks(rule), high - 1, high) if 0 < n <= high})
 
 
 def _median_batches(rule: StoppingRule, rng: np.random.Generator) -> float:
