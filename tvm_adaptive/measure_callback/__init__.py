@@ -1,5 +1,5 @@
 """Callbacks that record a run while it runs."""
 
-from tvm_adaptive.measure_callback.journal import Journal, JournalWriter, NullJournal, read_journal
+from tvm_adaptive.measure_callback.journal import read_journal
 
-__all__ = ["Journal", "JournalWriter", "NullJournal", "read_journal"]
+__all__ = ["read_journal"]

@@ -25,6 +25,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import TVM_VERSION, Target, TuneContext, anchor_of, has_feature
 from tvm_adaptive._tvm import workload_key as workload_key_of
+from tvm_adaptive._tvm.versions import release
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.database.location import STARTER_FOLDER
 from tvm_adaptive.database.starter_file import StarterTask, read_starter
@@ -109,7 +110,8 @@ def start_from(
             for family in families[without_operand(task.family)]:
                 transfer_pool.hint(family, name, records)
     samples = Dataset()
-    if model is not None and file.is_alike and _release(header.tvm) == _release(TVM_VERSION):
+    is_same_tvm = release(header.tvm)[:2] == release(str(TVM_VERSION))[:2]
+    if model is not None and file.is_alike and is_same_tvm:
         samples = _samples(tasks, model.n_features)
         model.preload(samples, fading=True)
     known = {without_operand(task.family) for task in tasks}
@@ -128,8 +130,3 @@ def _samples(tasks: Sequence[StarterTask], width: int) -> Dataset:
 def without_operand(family: str) -> str:
     """Return the part of a family's name that is the same in all networks."""
     return _OPERAND.sub("", family)
-
-
-def _release(version: object) -> str:
-    """Return the release of a version: ``"0.27"`` of ``"0.27.0.post1"``."""
-    return ".".join(str(version).split(".")[:2])

@@ -18,10 +18,9 @@ _MIN_WAITING = 1024
 class HashSet:
     """A growing set of integers of 64 bits, signed or unsigned."""
 
-    def __init__(self, values: Iterable[int] = ()) -> None:
+    def __init__(self) -> None:
         self._sorted = array("Q")
         self._waiting: set[int] = set()
-        self.update(values)
 
     def __len__(self) -> int:
         return len(self._sorted) + len(self._waiting)
