@@ -173,7 +173,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "tune",
         help="tune a network or an operator",
         description="Tune WHAT until the budget or the trials are spent, then compile, check "
-        "and time it. Exit code 0, 1 if outputs disagree, 2 for bad input, 130 after Ctrl-C.",
+        "and time it. Exit code 0, 1 if there is no tuned result or its outputs disagree, 2 for "
+        "bad input, 130 after Ctrl-C.",
     )
     tune.add_argument("what", metavar="WHAT", nargs="?", help=WHAT_HELP)
     tune.add_argument(

@@ -126,7 +126,7 @@ class PrecisionRule:
     """Stop when the mean time itself is known well enough.
 
     Stops when the confidence interval of the robust mean (see
-    :func:`~tvm_adaptive.runner.summary.summarize`) is narrower than
+    :func:`~tvm_adaptive.runner.summary.summarize`) has a half-width of at most
     ``relative_half_width`` of it: t * stderr <= relative_half_width * mean. An interval
     that is tested repeatedly until it is narrow covers less than it states, so the error
     probability is divided by the number of looks (Bonferroni).

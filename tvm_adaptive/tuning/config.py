@@ -110,7 +110,8 @@ class ModelConfig:
     std : {"shrunk", "between-tree", "total", "jackknife"}, default "shrunk"
         See :mod:`tvm_adaptive.cost_model.forest`; ``"between-tree"`` is the paper's.
     max_features : float or int, default 1/3
-        Features tried at a split: a share, or a number, as in AdaTune's released code.
+        Features tried at a split: a share of those that vary, at most 48, or a number, as in
+        AdaTune's released code.
     target : {"root", "log", "throughput"}, default "root"
         See :mod:`tvm_adaptive.cost_model.targets`: ``"root"`` finds faster candidates of
         recorded pools sooner than ``"log"`` and ranks those of other tasks better.
