@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ from tvm_adaptive.workers.fork_server import ForkServer
 
 # What the workers of runs, builders, runners and readers import.
 MODULES = (*RUN_MODULES, *local._WORKER_MODULES)
+# Those that end a run in order.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -47,6 +50,15 @@ def _intrinsics_of_this_machine() -> Iterator[None]:
     """Import no other machine's tensor intrinsics: those of GPUs take 40 s where torch is."""
     with only_intrinsics(backends_for("llvm")):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Restore what the command line, as a program, has the process's signals do."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class _KeptServer(ForkServer):

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import machine
 from benchmarks.machine import describe_machine, describe_noise, write_figure
 from benchmarks.winners import cut_database
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
@@ -48,6 +50,14 @@ def test_the_machine_is_described() -> None:
     assert about["n_processors"] >= 1
     assert about["packages"]["apache-tvm"]
     json.dumps(about)
+
+
+@pytest.mark.parametrize(("said", "commit"), [("1a2b3c-dirty\n", "1a2b3c-dirty"), ("", "unknown")])
+def test_the_commit_is_that_of_the_code_that_ran(
+    monkeypatch: pytest.MonkeyPatch, said: str, commit: str
+) -> None:
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
+    assert describe_machine()["commit"] == commit
 
 
 def test_a_figure_says_when_and_where_it_was_found(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from tvm_adaptive.builder.persistent import PersistentBuilder
 from tvm_adaptive.errors import InvalidOptionError, is_machine_failure, is_out_of_time
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
 from tvm_adaptive.values.trial_log import TrialLog
-from tvm_adaptive.workers.cores import usable_physical_cores
 
 # Workers cannot import this file; its functions travel whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -310,10 +309,6 @@ def test_a_closed_builder_answers_with_errors(tmp_path: Path) -> None:
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         PersistentBuilder(**options)
-
-
-def test_usable_physical_cores_respects_affinity() -> None:
-    assert 1 <= usable_physical_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_it_says_what_each_build_took() -> None:

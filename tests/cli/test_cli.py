@@ -267,6 +267,69 @@ def test_a_program_counts_from_its_start(monkeypatch):
     assert 0.0 < reported["spent_sec"] <= time.process_time()
 
 
+OPTIONS = (
+    "--until-latency 5ms --use-all --allow-other-machine --trials 7 --store mine.db --seed 3 "
+    "--lanes 2 --ray local --devices 0,1 --no-forms --prepack --vector-math --layout keep "
+    "--no-starter --peers onnxruntime --until-plateau 9 --runner rpc --quiet"
+)
+
+
+def test_the_options_reach_a_run(monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        "tvm_adaptive.cli.tune.tune", lambda *_, **options: given.update(options) or make_report()
+    )
+    arguments = f"tune te:GMM --work-dir w {OPTIONS} --input-shape x=1,2 --budget 10s".split()
+    assert main(arguments) == 0
+    config = given.pop("config")
+    assert given.pop("observer")
+    assert given == {
+        "work_dir": Path("w"),
+        "target": None,
+        "budget_sec": 10.0,
+        "trials": 7,
+        "until_ms": 5.0,
+        "seed": 3,
+        "input_shapes": {"x": (1, 2)},
+        "inputs": None,
+        "allow_other_machine": True,
+        "spent_sec": 0.0,
+    }
+    assert (config.use_all, config.store, config.starter) == (True, "mine.db", False)
+    assert (config.forms, config.prepack, config.vector_math) == (False, True, True)
+    assert (config.layout, config.peers, config.runner) == ("keep", "onnxruntime", "rpc")
+    assert (config.search.lanes, config.search.ray) == (2, "local")
+    assert (config.measure.devices, config.scheduler.plateau_slots) == ("0,1", 9)
+
+
+def test_the_options_reach_a_resumed_run(monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        "tvm_adaptive.cli.tune.resume", lambda *_, **options: given.update(options) or make_report()
+    )
+    arguments = "tune --resume w --until-latency 5ms --use-all --allow-other-machine"
+    assert main(f"{arguments} --trials 7 --store mine.db --budget 10s --quiet".split()) == 0
+    assert given.pop("observer")
+    assert given == {
+        "budget_sec": 10.0,
+        "trials": 7,
+        "until_ms": 5.0,
+        "use_all": True,
+        "store": "mine.db",
+        "allow_other_machine": True,
+        "spent_sec": 0.0,
+    }
+
+
+def test_a_report_is_opened_if_one_asks_for_it(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    page = tmp_path / "page.html"
+    for option in ([], ["--open"]):
+        assert main(["report", "--demo", "--out", str(page), *option]) == 0
+    assert opened == [page.as_uri()]
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -301,11 +364,16 @@ def test_the_display_is_plain_off_a_terminal_and_silent_when_quiet():
 def test_the_display_draws_a_bar_on_a_terminal():
     out = io.StringIO()
     progress = RunProgress([TaskProgress("a", 1.0, 4, 1, 0.001)])
-    with Display(Console(file=out, force_terminal=True, width=100)) as display:
+    console = Console(file=out, force_terminal=True, force_interactive=True, width=100)
+    with Display(console) as display:
         display.stage("search")
         display.round(progress, Budget(10.0))
         display.note("a note")
     assert "a note" in out.getvalue()
+    # Drawn, with what a plain display never writes.
+    assert "search" in out.getvalue()
+    assert "search ..." not in out.getvalue()
+    assert "\x1b[" in out.getvalue()
 
 
 def test_the_version_is_reported(capsys):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -359,7 +358,11 @@ def test_on_a_disk_that_fills_up_all_acknowledged_trials_stay(
     assert all(len(each.record) > 2000 for each in kept)
 
 
-@pytest.mark.parametrize("content", [b"no database at all" * 100, os.urandom(8192)])
+@pytest.mark.parametrize(
+    "content",
+    [b"no database at all" * 100, np.random.default_rng(0).bytes(8192)],
+    ids=["text", "bytes"],
+)
 def test_a_file_that_is_no_store_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "records.db"
     path.write_bytes(content)

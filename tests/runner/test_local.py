@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import re
 import shutil
@@ -115,6 +116,7 @@ def test_a_real_kernel_gets_one_time(make_runner, matmul, rule, tmp_path):
     assert events[0]["reason"]
     assert events[0]["error"] is None
     assert events[0]["n_runs"] >= 1
+    assert {field.name for field in dataclasses.fields(Timing)} <= events[0].keys()
 
 
 def test_cache_flush_measures_single_runs(make_runner, matmul, tmp_path):

@@ -89,6 +89,7 @@ def test_a_processor_without_a_name_is_reported(
 
 def test_another_number_of_threads_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    monkeypatch.setattr(doctor, "cpu_limit", lambda *_: None)
     assert doctor.check_cores().verdict == "ok"
     monkeypatch.setenv("TVM_NUM_THREADS", "77")
     found = doctor.check_cores()

@@ -23,6 +23,7 @@ from tvm_adaptive.errors import InvalidOptionError, StoreError
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import resnet18
 from tvm_adaptive.models.run import run_exported
+from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import (
     DEFAULT,
     FinishConfig,
@@ -165,17 +166,31 @@ def test_a_module_without_main_is_refused(tmp_path):
         tune_relax(gmm(), work_dir=tmp_path / "run", trials=1)
 
 
-def test_every_name_of_every_part_passes_the_check():
-    check_names(TuneConfig())
-    check_names(
-        TuneConfig(
-            cost_model="xgb",
-            strategy="replay-trace",
-            runner="rpc",
-            builder="local",
-            task_scheduler="round-robin",
-        )
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(part, name) for part in registry.PARTS for name in registry.names(part)],
+)
+def test_every_name_of_every_part_passes_the_check(part, name):
+    check_names(TuneConfig().replace(**{part: name}))
+
+
+def test_a_relax_module_is_tuned(tmp_path):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 16, 32), "float32"))
+    weights = relax.Var("weights", relax.TensorType((32, 32), "float32"))
+    with builder.function("main", [x, weights], attrs={"num_input": 1}):
+        with builder.dataflow():
+            found = builder.emit_output(relax.op.nn.relu(relax.op.matmul(x, weights)))
+        builder.emit_func_output(found)
+    values = np.random.default_rng(0).standard_normal((32, 32), np.float32)
+    report = tune_relax(
+        builder.get(), {"weights": values}, work_dir=tmp_path, trials=4, seed=1, config=QUICK
     )
+    assert report.comparison is not None
+    assert report.comparison.agree
+    value = np.random.default_rng(1).standard_normal((1, 16, 32), np.float32)
+    (output,) = run_exported(report.library, [value])
+    np.testing.assert_allclose(output, np.maximum(value @ values, 0.0), rtol=1e-4, atol=1e-4)
 
 
 def wait_for(path, text, timeout_sec=120):

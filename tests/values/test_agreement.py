@@ -172,6 +172,10 @@ def test_without_neighbours_a_share_of_numbers_may_be_off_by_one() -> None:
     assert disagreement([truths], [~truths], rtol=0.1, rounded_share=1.0) is not None
 
 
+# Of these, another order changes a few of the numbers below.
+_RARELY_APART = {("float16", "compare"), ("float16", "largest")}
+
+
 @pytest.mark.parametrize("rounding", ["cast", "compare", "largest"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_order_of_additions_agrees_in_what_is_rounded(rounding: str, dtype: str) -> None:
@@ -198,7 +202,8 @@ def test_another_order_of_additions_agrees_in_what_is_rounded(rounding: str, dty
         for seed in range(3)
         for values in perturbed([a, b], rtol, np.random.default_rng(seed))
     ]
-    if 0 < n_apart <= expected[2].size // 100:
+    assert ((dtype, rounding) in _RARELY_APART) == (0 < n_apart <= expected[2].size // 100)
+    if (dtype, rounding) in _RARELY_APART:
         assert disagreement(expected, found, rtol=rtol) is not None
         assert disagreement(expected, found, rtol=rtol, neighbours=neighbours) is None
     # A kernel that is wrong in a few places, where nothing is near an edge.

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -52,13 +51,6 @@ def test_exploration_is_a_share(epsilon: float) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, 0.05, 1.0])
 def test_exploration_accepts_both_ends(epsilon: float) -> None:
     assert Exploration(epsilon=epsilon, reason="fixed").epsilon == epsilon
-
-
-def test_timing_goes_to_the_journal_whole() -> None:
-    timing = Timing(1e-3, 1e-5, 300, 6, "precise", 0.4)
-    fields = dataclasses.asdict(timing)
-    assert set(fields) == {field.name for field in dataclasses.fields(Timing)}
-    assert json.loads(json.dumps(fields)) == fields
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import outputs_agree
 from tvm_adaptive.models.builtin.squeezenet import squeezenet1_1
+from tvm_adaptive.models.network import operator_of
 
 N_PARAMETERS = 1_235_496  # as torchvision counts them
 
@@ -46,10 +47,16 @@ def test_torch_computes_the_same(cases, torch_params):
 
 
 def test_no_window_is_dropped_at_the_usual_size():
-    extent = (224 - 3) // 2 + 1
-    for _ in range(3):
-        assert (extent - 3) % 2 == 0
-        extent = (extent - 3) // 2 + 1
+    pools = [
+        binding.value
+        for block in squeezenet1_1().mod["main"].body.blocks
+        for binding in block.bindings
+        if operator_of(binding.value) == "relax.nn.max_pool2d"
+    ]
+    assert len(pools) == 3
+    for pool in pools:
+        assert (list(pool.attrs.pool_size), list(pool.attrs.strides)) == ([3, 3], [2, 2])
+        assert all((int(extent) - 3) % 2 == 0 for extent in list(pool.args[0].ty.shape)[2:])
 
 
 @pytest.mark.parametrize(
