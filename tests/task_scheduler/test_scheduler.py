@@ -8,7 +8,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_adaptive import AdaptiveScheduler, AdaptiveSearch
 from tvm_adaptive._tvm import PySearchStrategy, derived_object
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+from tvm_adaptive.search_strategy.stoppable import DelegatingSearch, StoppableSearch
 from tvm_adaptive.task_scheduler.arms import Decision, PriorTrials
 from tvm_adaptive.task_scheduler.slot_queue import MAX_EMPTY_BATCHES
 from tvm_adaptive.tuning import registry
@@ -70,47 +70,28 @@ def test_seconds_ahead_are_none_of_a_slot(world, turns):
 
 
 @derived_object
-class LimitedSearch(PySearchStrategy):
+class LimitedSearch(DelegatingSearch):
     """Follows limits; of one task, no batch is ready before it is asked for."""
 
     def __init__(self, late):
-        super().__init__()
+        super().__init__(ms.search_strategy.ReplayTrace())
         self.late = late
         self.limit = None
         self.name = ""
-        self.inner = ms.search_strategy.ReplayTrace()
 
     def _initialize_with_tune_context(self, context):
         self.name = str(context.task_name)
-        self.inner._initialize_with_tune_context(context)
-
-    def pre_tuning(self, *args):
-        self.inner.pre_tuning(*args)
-
-    def post_tuning(self):
-        self.inner.post_tuning()
+        super()._initialize_with_tune_context(context)
 
     def generate_measure_candidates(self):
-        batch = self.inner.generate_measure_candidates()
+        batch = super().generate_measure_candidates()
         return batch and list(batch)[: self.limit]
-
-    def notify_runner_results(self, candidates, results):
-        self.inner.notify_runner_results(candidates, results)
-
-    def promise(self):
-        return None
 
     def limit_next_batch(self, n_trials):
         self.limit = n_trials
 
-    def begin_next_batch(self):
-        pass
-
     def is_ready(self):
         return self.name != self.late
-
-    def forget_task(self):
-        pass
 
     def clone(self):
         return LimitedSearch(self.late)

@@ -44,6 +44,13 @@ def _in_type(graph: Any, node: Any, dtype: Any) -> Any:
     return _called(graph, torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
+def _single_at_least(dtype: Any) -> Any:
+    """Return a type of floats, or single precision instead of half."""
+    import torch
+
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def _scale_second(graph: Any, node: Any) -> None:
     """Multiply the second operand by ``alpha``."""
     import torch
@@ -166,11 +173,9 @@ def _reduced_in_own_type(graph: Any, node: Any) -> None:
 
 def _norm_in_single_precision(graph: Any, node: Any) -> None:
     """Square and add in single precision: squares of a few hundred are infinite in half."""
-    import torch
-
     source, *rest = node.args
     dtype = node.meta["val"].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    wide = _single_at_least(dtype)
     node.args, node.kwargs = (_in_type(graph, source, wide), *rest), {}
 
 
@@ -187,7 +192,7 @@ def _extreme(graph: Any, node: Any) -> None:
     if dtype == torch.bool:
         found = call(function, _in_type(graph, source, torch.int32), *rest, **node.kwargs)
     elif dtype.is_floating_point:
-        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        wide = _single_at_least(dtype)
         half = call(ops.mul.Tensor, _in_type(graph, source, wide), 0.5)
         found = call(ops.mul.Tensor, call(function, half, *rest, **node.kwargs), 2.0)
     else:

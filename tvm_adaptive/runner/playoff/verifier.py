@@ -94,8 +94,8 @@ class Verifier:
         self._rtol = 0.0
         self._call_sec = options.timeout_sec
         self._untuned: Kernel | None = None
-        self._knows_neighbours = False  # or why they are not known:
-        self._no_neighbours = ""
+        # Why its neighbours are not known; None before they were asked for.
+        self._no_neighbours: str | None = None
         # A device that has lost its power looks like a kernel that hangs, until another one
         # has run the same kernel.
         self._not_of_kernels: tuple[type[WorkerError], ...] = (MachineError,)
@@ -179,7 +179,7 @@ class Verifier:
             task = (entry.plain, self.options.seed, self._reference, self._rtol, None)
             outcome = self._call(check, task)
             is_rounded = outcome.error is None and outcome.value.may_be_rounding
-            if is_rounded and not self._knows_neighbours and not self._no_neighbours:
+            if is_rounded and self._no_neighbours is None:
                 # Without neighbours, nothing that is rounded may differ.
                 self._find_neighbours()
                 outcome = self._call(check, task)
@@ -211,7 +211,7 @@ class Verifier:
         most_sec = 2 * N_PERTURBED_PAIRS * self.options.reference_timeout_sec
         timeout_sec = min(most_sec, self.left_sec() / 2)
         error = self._call(run_neighbours, task, timeout_sec).error
-        self._knows_neighbours = error is None
+        self._no_neighbours = ""
         if error is not None:
             self._no_neighbours = f"what it rounds could not be compared: {summary_line(error)}"
 

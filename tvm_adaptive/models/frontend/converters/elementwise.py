@@ -201,7 +201,7 @@ def convert_lp_normalization(node: OnnxNode) -> Expr:
     op = relax.op
     (x,) = node.inputs
     dtype, axis = dtype_of(x), node.number("axis", -1)
-    if dtype in ("float16", "bfloat16"):  # in which squares of a few hundred are infinite
+    if dtype in values.HALVES:  # in which squares of a few hundred are infinite
         x = cast(node.builder, x, "float32")
     if node.number("p", 2) == 1:
         norm = op.sum(op.abs(x), axis, keepdims=True)
