@@ -3,13 +3,15 @@
 #
 # Killed, the same command goes on where it was. --quick makes the least of each step, which
 # allows no conclusion but shows that every script ends. A step whose packages are missing is
-# skipped. Ends with 1 if a step failed; its output is FOLDER/logs/STEP.txt.
+# skipped. Ends with 1 if a step failed; its output is FOLDER/logs/STEP.txt. What --quick makes is in
+# FOLDER/quick.
 set -uo pipefail
 
 out=${1:?usage: benchmarks/all.sh FOLDER [--quick] [STEP ...]}
 shift
 quick=
-[ "${1:-}" = --quick ] && { quick=1; shift; }
+# A folder of its own: the least of a step is not the step.
+[ "${1:-}" = --quick ] && { quick=1; out=$out/quick; shift; }
 wanted=" $* "
 python=${PYTHON:-python}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,9 +19,6 @@ mkdir -p "$out"/{logs,data,packed,pools}
 failed=()
 # Our method in the benchmark of operators: with as many seconds as stock, or the one that is quick.
 ours=$([ -z "$quick" ] && echo long || echo default)
-
-# The least of a step is not the step.
-size=${quick:+-quick}
 
 full() { [ -z "$quick" ]; }
 bench() { "$python" -m "benchmarks.$@"; }
@@ -30,7 +29,7 @@ step() {
   local name=$1 start=$SECONDS
   shift
   [[ "$wanted" = "  " || "$wanted" = *" $name "* ]] || return 0
-  [ -e "$out/logs/$name$size.done" ] && { echo "$name: done before"; return 0; }
+  [ -e "$out/logs/$name.done" ] && { echo "$name: done before"; return 0; }
   if [ $# -gt 0 ] && ! has "$@"; then
     echo "$name: skipped, needs $*"
     return 0
@@ -38,7 +37,7 @@ step() {
   # Not as a condition: bash would go on after a command in it that fails.
   (set -e; "$name") >"$out/logs/$name.txt" 2>&1
   if [ $? -eq 0 ]; then
-    touch "$out/logs/$name$size.done"
+    touch "$out/logs/$name.done"
     echo "$name: $((SECONDS - start)) s"
   else
     failed+=("$name")
@@ -68,12 +67,12 @@ first_trials() {
 }
 # A network's name, the minutes of stock, and how often both are timed anew.
 against_stock() {
-  local name=$1 budget=$2
+  local name=$1 budget=$2 to=(--network-budget 3m --no-remeasure --out "$out/$1")
   shift 2
-  bench run --workloads "$name" --methods stock --seeds 1 --network-budget "$budget" \
-    --no-remeasure --out "$out/$name"
-  bench run --workloads "$name" --methods default --seeds 3 --network-budget 3m \
-    --no-remeasure --out "$out/$name"
+  # Ours before and after stock: the hours differ.
+  bench run --workloads "$name" --methods default --seeds 1 "${to[@]}"
+  bench run --workloads "$name" --methods stock --seeds 1 "${to[@]}" --network-budget "$budget"
+  bench run --workloads "$name" --methods default --seeds 2 --first-seed 1 "${to[@]}"
   bench remeasure "$out/$name" "$@"
   compared "$name"
 }

@@ -36,6 +36,8 @@ class Entry:
         The run's best after so many trials; None for its winner.
     rank : int
         Among the records, as recorded; 1 is the best, and the winner of a run's own play-off.
+    refuted_ms : tuple of float
+        Of records that are none, because they computed something else.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Entry:
     folder: str | None = None
     n_trials: int | None = None
     rank: int = 1
+    refuted_ms: tuple[float, ...] = ()
 
 
 def entries_of(out: Path, runs: Sequence[Run]) -> list[Entry]:
@@ -62,7 +65,7 @@ def entries_of(out: Path, runs: Sequence[Run]) -> list[Entry]:
             cut: str, n_trials: int | None, rank: int = 1, run: Run = run, folder: str = folder
         ) -> None:
             name = f"{run.key}/{cut}"
-            entries[name] = Entry(name, run.spec.method, folder, n_trials, rank)
+            entries[name] = Entry(name, run.spec.method, folder, n_trials, rank, run.refuted_ms)
 
         add(FINAL, None)
         last = run.incumbents[-1].n_trials if run.ends_with_record else None

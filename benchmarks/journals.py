@@ -29,6 +29,8 @@ PACKED = ".xz"
 FINAL = "final"
 # Stage of stock's runs that go on after the search.
 POST_OPTIMIZATION = "post-optimization"
+# From the start of a run's process to that of its journal: Python, TVM, and other imports.
+START_UP = "start-up"
 
 Event = dict[str, Any]
 # Milliseconds by rounds: what shares a round was timed within a few seconds.
@@ -65,7 +67,8 @@ class Run:
     incumbents : tuple of Incumbent
         In order, each faster than the one before as recorded.
     finish_sec : float
-        When the run had its winner, everything included.
+        When the run had its winner, everything included. As all its seconds, from the start of
+        its process on, if the benchmark's journal says when that was.
     has_playoff : bool
         Whether the run itself chose its winner by a play-off.
     ends_with_record : bool
@@ -77,6 +80,8 @@ class Run:
         Of the tuner's own process.
     failure : str
         Why it failed, or empty.
+    refuted_ms : tuple of float
+        See :func:`refuted_ms`.
     """
 
     spec: RunSpec
@@ -90,6 +95,7 @@ class Run:
     n_errors: int
     peak_mb: float
     failure: str = ""
+    refuted_ms: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
@@ -112,12 +118,15 @@ class Bench:
     neutral : dict of str to dict of str to dict of int to float
         Per workload and entry (see :class:`benchmarks.entries.Entry`), milliseconds by
         rounds.
+    errors : dict of str to dict of str to str
+        The same of entries that could not be built or timed: why.
     """
 
     machines: tuple[dict[str, Any], ...]
     noise: dict[str, dict[str, Any]]
     runs: tuple[Run, ...]
     neutral: dict[str, dict[str, Rounds]]
+    errors: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
     @property
     def workloads(self) -> list[str]:
@@ -145,6 +154,10 @@ class Bench:
     def neutral_ms(self, run: Run, cut: str = FINAL) -> float:
         """Return a winner's latency as timed anew, the median of rounds; nan if it was not."""
         return median_of(self.rounds_of(run, cut).values())
+
+    def error_of(self, run: Run) -> str:
+        """Return why a run's winner could not be built or timed anew, or nothing."""
+        return self.errors.get(run.spec.workload, {}).get(f"{run.key}/{FINAL}", "")
 
 
 def median_of(samples: Iterable[float] | None) -> float:
@@ -187,16 +200,20 @@ def load_bench(folder: Path) -> Bench:
     order = {
         _key_of(event): number for number, event in enumerate(events) if event["event"] == "run-end"
     }
-    runs = [load_run(path.parent) for path in outcomes]
+    started = _started_unix_sec(events)
+    runs = [load_run(path.parent, started) for path in outcomes]
     runs.sort(key=lambda run: order.get(_key_of(dataclasses.asdict(run.spec)), len(order)))
     workloads = dict.fromkeys(run.spec.workload for run in runs)
-    neutral = {each: neutral_rounds(folder / runs_folder(each)) for each in workloads}
-    return Bench(_machines_of(events), noise, tuple(runs), neutral)
+    neutral, errors = {}, {}
+    for each in workloads:
+        neutral[each], errors[each] = neutral_rounds(folder / runs_folder(each))
+    return Bench(_machines_of(events), noise, tuple(runs), neutral, errors)
 
 
-def neutral_rounds(folder: Path) -> dict[str, Rounds]:
-    """Return the rounds of a workload's neutral measurement by entries' names."""
-    return {**_earlier_rounds(folder), **read_rounds(folder / NEUTRAL_JOURNAL)[0]}
+def neutral_rounds(folder: Path) -> tuple[dict[str, Rounds], dict[str, str]]:
+    """Return the rounds of a workload's neutral measurement and its errors, by entries' names."""
+    timed, errors = read_rounds(folder / NEUTRAL_JOURNAL)
+    return {**_earlier_rounds(folder), **timed}, errors
 
 
 def read_rounds(path: Path) -> tuple[dict[str, Rounds], dict[str, str]]:
@@ -244,7 +261,19 @@ def _machines_of(events: Iterable[Event]) -> tuple[dict[str, Any], ...]:
     return tuple(found.values())
 
 
-def load_run(folder: Path) -> Run:
+def _started_unix_sec(events: Iterable[Event]) -> dict[tuple[Any, ...], float]:
+    """Return when the processes of runs were started, by workload, method and seed."""
+    found: dict[tuple[Any, ...], float] = {}
+    opened_unix_sec = math.nan
+    for event in events:
+        if event["event"] == "journal":
+            opened_unix_sec = float(event.get("started_unix_sec", math.nan))
+        elif event["event"] == "run-start":
+            found[_key_of(event)] = opened_unix_sec + float(event["time_sec"])
+    return found
+
+
+def load_run(folder: Path, started_unix_sec: Mapping[tuple[Any, ...], float]) -> Run:
     """Read a finished run's folder."""
     outcome = json.loads((folder / OUTCOME_FILE).read_text())
     spec = RunSpec(**outcome["spec"])
@@ -256,11 +285,21 @@ def load_run(folder: Path) -> Run:
     events = read_events(folder / JOURNAL_FILE)
     # One journal per run: whatever continued it later is not part of it.
     later = [n for n, event in enumerate(events) if event["event"] == "journal"][1:]
-    return run_of(spec, events[: later[0]] if later else events, outcome)
+    started = started_unix_sec.get(_key_of(outcome["spec"]), math.nan)
+    start_up_sec = float(events[0].get("started_unix_sec", math.nan)) - started
+    if not start_up_sec >= 0:  # not known, or the clock was set
+        start_up_sec = 0.0
+    return run_of(spec, events[: later[0]] if later else events, outcome, start_up_sec)
 
 
-def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Run:
-    """Make a run of its journal's events and its outcome."""
+def run_of(
+    spec: RunSpec, events: list[Event], outcome: Mapping[str, Any], start_up_sec: float
+) -> Run:
+    """Make a run of its journal's events and its outcome.
+
+    Its process began so many seconds before its journal: a user waits for imports, too.
+    """
+    events = [{**event, "time_sec": event["time_sec"] + start_up_sec} for event in events]
     measured = [event for event in events if event["event"] == "measured"]
     counts: dict[str, tuple[int, int]] = {}
     trials = []
@@ -269,7 +308,7 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
         trials.append(sum(n for n, _ in counts.values()))
     end = next((event for event in reversed(events) if event["event"] == "end"), {})
     report = next((event for event in events if event["event"] == "report"), end)
-    stages = dict(end.get("stages", {}))
+    stages = {START_UP: start_up_sec, **end.get("stages", {})}
     searched = next(
         (e["time_sec"] for e in events if e["event"] == "stage" and e["stage"] == "search"), 0.0
     )
@@ -280,11 +319,12 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
         searched,
     )
     # Ours chooses what it deploys, by play-offs or within the network; stock takes its record.
+    refuted = refuted_ms(events)
     has_playoff = any(event["event"] in ("playoff", "network-check") for event in events)
     return Run(
         spec,
         curve,
-        incumbents_of(measured, trials, refuted_ms(events)),
+        incumbents_of(measured, trials, refuted),
         float(report.get("time_sec", searched)),
         has_playoff,
         not has_playoff and POST_OPTIMIZATION not in stages,
@@ -292,10 +332,11 @@ def run_of(spec: RunSpec, events: list[Event], outcome: Mapping[str, Any]) -> Ru
         trials[-1] if trials else 0,
         sum(n for _, n in counts.values()),
         float(outcome.get("peak_mb", math.nan)),
+        refuted_ms=refuted,
     )
 
 
-def refuted_ms(events: Iterable[Event]) -> list[float]:
+def refuted_ms(events: Iterable[Event]) -> tuple[float, ...]:
     """Return the recorded times of candidates that the run's play-offs refuted."""
     finalists = [
         each
@@ -303,11 +344,11 @@ def refuted_ms(events: Iterable[Event]) -> list[float]:
         if event["event"] == "playoff"
         for each in event.get("candidates") or ()
     ]
-    return [
+    return tuple(
         float(each["recorded_ms"])
         for each in finalists
         if is_refutation(each.get("disqualified") or "") and each.get("recorded_ms") is not None
-    ]
+    )
 
 
 def incumbents_of(
@@ -334,7 +375,7 @@ def incumbents_of(
     for before, after, event in zip([0, *trials], trials, measured, strict=False):
         latencies = event.get("latencies_ms") if is_one else None
         known = [event["weighted_ms"]] if latencies is None else latencies
-        known = [None if is_one and _is_among(each, refuted) else each for each in known]
+        known = [None if is_one and is_among(each, refuted) else each for each in known]
         ms = min((each for each in known if each is not None), default=math.inf)
         if ms < best_ms:
             best_ms = ms
@@ -343,7 +384,8 @@ def incumbents_of(
     return tuple(found)
 
 
-def _is_among(ms: float | None, others: Sequence[float]) -> bool:
+def is_among(ms: float | None, others: Sequence[float]) -> bool:
+    """Say whether a recorded time is one of others, which went through a journal."""
     return ms is not None and any(math.isclose(ms, other, rel_tol=1e-6) for other in others)
 
 
@@ -363,7 +405,7 @@ def stage_seconds(stages: Mapping[str, float], scopes: Mapping[str, float]) -> d
     dict
         ``start`` (tasks are set up), ``build``, ``measure``, ``learn``, ``propose``
         (everything else of the search: candidates, decisions, files), then the run's
-        other stages.
+        other stages, ``start-up`` among them.
     """
     searching = float(stages.get("search", 0.0))
     parts = {

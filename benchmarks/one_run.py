@@ -18,14 +18,11 @@ import tvm_adaptive
 from benchmarks.configs import config_of
 from benchmarks.methods import METHODS, STOCK
 from benchmarks.plan import RunSpec, write_outcome
-from benchmarks.starter.without import pass_off, write_without
 from benchmarks.stock import SET_UP_SCOPE, tune_stock
-from tvm_adaptive.database.location import STARTER_FOLDER
-from tvm_adaptive.models import load_workload
-from tvm_adaptive.tuning.starter import instruction_set_of
-from tvm_adaptive.tuning.target import resolve_target
 
 SPEC_FILE = "spec.json"
+# Folder of others' starter records, where the method begins with them.
+STARTER = "starter"
 _PR_SET_PDEATHSIG = 1  # Linux <sys/prctl.h>
 
 
@@ -52,7 +49,7 @@ def main(folder: Path) -> int:
                 seed=spec.seed,
                 # Cold: what another run found must not help. Equal times are compared.
                 config=config_of(method).replace(
-                    store=_start_with(method.starter, spec, folder) if method.starter else "none",
+                    store=_start_with_others(folder) if method.starter else "none",
                     use_all=True,
                 ),
             )
@@ -75,14 +72,10 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _start_with(what: str, spec: RunSpec, folder: Path) -> str:
+def _start_with_others(folder: Path) -> str:
     """Let the run begin with others' starter records; return its empty store."""
-    workload = load_workload(spec.workload)
-    others = write_without(STARTER_FOLDER, folder / "starter", workload)
-    if what == "other-processor":
-        pass_off(others, instruction_set_of(resolve_target(spec.target)))
     warm_start = sys.modules["tvm_adaptive.tuning.warm_start"]
-    choose = functools.partial(warm_start.starter_file_of, folder=others)
+    choose = functools.partial(warm_start.starter_file_of, folder=folder / STARTER)
     warm_start.starter_file_of = choose  # type: ignore[attr-defined]
     return str(folder / "store.db")
 

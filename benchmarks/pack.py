@@ -72,8 +72,12 @@ def _join(lines: list[str], path: Path) -> None:
     packed = path.with_name(path.name + PACKED)
     earlier = [_line(each) for each in read_events(path)] if packed.exists() else []
     starts = range(len(earlier) - len(lines) + 1)
-    if not any(earlier[start : start + len(lines)] == lines for start in starts):
-        _write([*earlier, *lines], path)
+    if any(earlier[start : start + len(lines)] == lines for start in starts):
+        return
+    # The journal may have been packed before it had all its lines; its first is its own.
+    counts = range(min(len(earlier), len(lines)), 0, -1)
+    n_known = next((n for n in counts if earlier[-n:] == lines[:n]), 0)
+    _write([*earlier, *lines[n_known:]], path)
 
 
 def _write(lines: Sequence[str], path: Path) -> None:

@@ -18,7 +18,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.entries import Entry
-from benchmarks.journals import FINAL, REGRET_JOURNALS, Rounds, load_bench, median_of, read_rounds
+from benchmarks.journals import (
+    FINAL,
+    REGRET_JOURNALS,
+    Rounds,
+    Run,
+    load_bench,
+    median_of,
+    read_rounds,
+)
 from benchmarks.plan import runs_folder
 from benchmarks.remeasure import QUICK, Effort, remeasure
 from benchmarks.stats import Paired, paired
@@ -50,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not runs or WORKLOADS[workload].is_network:
             continue
         if not options.table:
-            folders = {run.key: str(options.folder / run.spec.folder) for run in runs}
-            entries = entries_of_regret(options.method, folders, top)
+            entries = entries_of_regret(options.folder, runs, top)
             remeasure(path, runs[0].spec, entries, effort)
         timed, errors = read_rounds(path)
         for run in runs:
@@ -64,13 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def entries_of_regret(method: str, folders: Mapping[str, str], top: int) -> list[Entry]:
+def entries_of_regret(out: Path, runs: Sequence[Run], top: int) -> list[Entry]:
     """Return the winner and the fastest recorded of each run, by the runs' keys."""
     entries = []
-    for key, folder in folders.items():
-        entries.append(Entry(f"{key}/{FINAL}", method, folder))
+    for run in runs:
+        method, folder = run.spec.method, str(out / run.spec.folder)
+        entries.append(Entry(f"{run.key}/{FINAL}", method, folder))
         entries += [
-            Entry(f"{key}/top-{rank}", method, folder, sys.maxsize, rank)
+            Entry(f"{run.key}/top-{rank}", method, folder, sys.maxsize, rank, run.refuted_ms)
             for rank in range(1, top + 1)
         ]
     return entries

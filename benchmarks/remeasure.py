@@ -93,7 +93,7 @@ def remeasure(path: Path, spec: RunSpec, entries: Sequence[Entry], effort: Effor
     spec : RunSpec
         Of any of the workload's runs.
     entries : sequence of Entry
-        When others were timed before, all are timed again, together.
+        When others were timed before, or for less time, all are timed again, together.
     effort : Effort
 
     Returns
@@ -105,21 +105,23 @@ def remeasure(path: Path, spec: RunSpec, entries: Sequence[Entry], effort: Effor
     folder = path.with_suffix("")
     events = read_events(path) if path.exists() else []
     planned = [event for event in events if event["event"] == "plan"]
-    if planned and planned[-1]["entries"] != names:
+    known_ms = planned[-1].get("repeat_ms", REPEAT_MS) if planned else 0.0
+    if planned and (planned[-1]["entries"] != names or known_ms < effort.repeat_ms):
         os.replace(path, path.with_name(f"{path.name}.earlier"))
         shutil.rmtree(folder, ignore_errors=True)
-        events = []
+        events, known_ms = [], 0.0
+    repeat_ms = max(effort.repeat_ms, known_ms)  # what is there is continued alike
     n_done = len([event for event in events if event["event"] == "round"])
     per_process = math.ceil(effort.rounds / effort.n_processes)
     n_missing: int = max(0, effort.rounds - n_done)
     settle_sec = _SETTLE_SEC if spec.workload in TORCH_MODELS else 0.0
     with contextlib.closing(Journal(path)) as journal:
         if n_missing and n_done == 0:
-            about = describe_machine()
-            journal.write("plan", workload=spec.workload, entries=names, machine=about)
+            plan = {"workload": spec.workload, "entries": names, "repeat_ms": repeat_ms}
+            journal.write("plan", **plan, machine=describe_machine())
         while n_done < effort.rounds:
             last = min(effort.rounds, (n_done // per_process + 1) * per_process)
-            with timers_of(folder, spec, entries, effort.repeat_ms) as (timers, errors):
+            with timers_of(folder, spec, entries, repeat_ms) as (timers, errors):
                 errors.update(read_rounds(path)[1])
                 for number in range(n_done, last):
                     ms = one_round(timers, errors, number, settle_sec=settle_sec)

@@ -243,7 +243,7 @@ def _summary(found: Sequence[Paired | Interval | None]) -> Spread | None:
 
 def _equal_time(bench: Bench, base: Run, run: Run) -> Paired | Interval | None:
     # Who had nothing yet had nothing as good as what it had in the end.
-    if not run.incumbents:
+    if not run.incumbents or bench.error_of(run):
         return _NOTHING
     end_sec = min(base.finish_sec, run.finish_sec)
     cuts = cut_of(base, end_sec), cut_of(run, end_sec)
@@ -258,7 +258,7 @@ def _equal_time(bench: Bench, base: Run, run: Run) -> Paired | Interval | None:
 
 def _equal_trials(bench: Bench, base: Run, run: Run) -> Paired | Interval | None:
     n_trials = min(base.n_trials, run.n_trials)
-    if not any(each.n_trials <= n_trials for each in run.incumbents):
+    if bench.error_of(run) or not any(each.n_trials <= n_trials for each in run.incumbents):
         return _NOTHING
     cuts = [FINAL if each.n_trials == n_trials else str(n_trials) for each in (base, run)]
     return paired(anew(bench, base, cuts[0]), anew(bench, run, cuts[1]))

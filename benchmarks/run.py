@@ -25,10 +25,11 @@ from typing import Any
 
 from benchmarks.journals import BENCH_JOURNAL
 from benchmarks.machine import describe_machine, measure_noise
-from benchmarks.methods import Method, choose_methods
-from benchmarks.one_run import SPEC_FILE
+from benchmarks.methods import METHODS, Method, choose_methods
+from benchmarks.one_run import SPEC_FILE, STARTER
 from benchmarks.plan import RunSpec, interleaved, is_finished, write_outcome
 from benchmarks.remeasure import Effort, remeasure_all
+from benchmarks.starter.without import write_others
 from benchmarks.workloads import SIZES, UNNAMED, Size, Workload, choose_workloads
 from tvm_adaptive.cli.arguments import parse_duration
 from tvm_adaptive.errors import InvalidOptionError
@@ -147,10 +148,16 @@ def do_run(out: Path, spec: RunSpec, journal: Journal, count: str) -> None:
     folder.mkdir(parents=True)
     fields: dict[str, Any] = dataclasses.asdict(spec)
     (folder / SPEC_FILE).write_text(json.dumps(fields))
+    failure = ""
+    if METHODS[spec.method].starter:  # of no run's seconds
+        try:
+            write_others(METHODS[spec.method].starter, spec, folder / STARTER)
+        except ValueError as error:  # a network
+            failure = str(error)
     time.sleep(_SETTLE_SEC)
     journal.write("run-start", **fields)
     start_sec = time.monotonic()
-    failure = _run_process(folder, spec)
+    failure = failure or _run_process(folder, spec)
     seconds = time.monotonic() - start_sec
     if failure:
         write_outcome(folder, spec, status="failed", message=failure, seconds=seconds)

@@ -86,6 +86,11 @@ def loss_list(bench: Bench, baseline: str) -> str:
         for run in bench.runs
         if run.failure or not math.isfinite(run.curve.final_ms)
     ]
+    failed += [
+        f"- {run.spec.workload}, {run.key}: its winner could not be timed anew: {error}"
+        for run in bench.runs
+        if (error := bench.error_of(run))
+    ]
     return "\n".join(lines + failed) or "None."
 
 

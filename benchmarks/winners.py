@@ -10,11 +10,12 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.configs import config_of
+from benchmarks.journals import is_among
 from benchmarks.methods import METHODS
 from tvm_adaptive._tvm import Target, args_info_of, functions_as_tasks, json_database
 from tvm_adaptive._tvm.tensor_functions import weights_of
@@ -89,7 +90,13 @@ def _network_builder(network: Network, target: Target) -> _Build:
     return build
 
 
-def cut_database(source: Path, copy: Path, n_records: int | None, rank: int = 1) -> int:
+def cut_database(
+    source: Path,
+    copy: Path,
+    n_records: int | None,
+    rank: int = 1,
+    refuted_ms: Sequence[float] = (),
+) -> int:
     """Copy a JSON database as it was after so many trials, failed ones left out.
 
     Parameters
@@ -100,6 +107,8 @@ def cut_database(source: Path, copy: Path, n_records: int | None, rank: int = 1)
         MetaSchedule writes one record per trial, in order. None for all.
     rank : int, default 1
         Above 1, the records that are faster are left out, too: of one task.
+    refuted_ms : sequence of float
+        Of records that computed something else, which are left out.
 
     Returns
     -------
@@ -108,7 +117,10 @@ def cut_database(source: Path, copy: Path, n_records: int | None, rank: int = 1)
     """
     shutil.copy(source / WORKLOAD_FILE, copy / WORKLOAD_FILE)
     lines = (source / RECORD_FILE).read_text().splitlines()[:n_records]
-    good = [line for line in lines if line.strip() and _seconds_of(line) < _FAILED_SEC]
+    times = [(line, _seconds_of(line)) for line in lines if line.strip()]
+    good = [
+        line for line, sec in times if sec < _FAILED_SEC and not is_among(1e3 * sec, refuted_ms)
+    ]
     faster = set(sorted(range(len(good)), key=lambda n: _seconds_of(good[n]))[: rank - 1])
     good = [line for n, line in enumerate(good) if n not in faster]
     (copy / RECORD_FILE).write_text("".join(f"{line}\n" for line in good))
@@ -128,7 +140,7 @@ def _database(entry: Mapping[str, Any], scratch: Path) -> Any:
     # Stock has no play-off: its winner is its fastest record.
     if n_records is None and entry["rank"] == 1 and final.is_dir():
         return json_database(final)
-    if cut_database(folder, scratch, n_records, entry["rank"]) == 0:
+    if cut_database(folder, scratch, n_records, entry["rank"], entry["refuted_ms"]) == 0:
         return None
     return json_database(scratch)
 

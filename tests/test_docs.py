@@ -37,6 +37,7 @@ from packaging.specifiers import SpecifierSet
 import tvm_adaptive
 from tvm_adaptive import cli
 from tvm_adaptive._tvm import Target
+from tvm_adaptive.models.frontend import FORMATS
 from tvm_adaptive.report.demo import read_demo
 from tvm_adaptive.report.page import page as report_page
 from tvm_adaptive.search_strategy import AdaptiveSearch
@@ -201,6 +202,17 @@ def test_what_pip_is_asked_for_exists() -> None:
     pins = re.findall(r"(apache-tvm(?:-ffi)?)==([\w.]+)", pages)
     assert pins
     assert all(version in known[name] for name, version in pins)
+
+
+def test_a_file_needs_the_version_of_its_extra() -> None:
+    extras = PROJECT.split("[project.optional-dependencies]", 1)[1].split("\n[", 1)[0]
+    formats = [each for each in FORMATS.values() if each.package]
+    assert {each.package for each in formats} == {"onnx", "torch"}
+    for each in formats:
+        (wanted,) = re.findall(rf"^{each.package} = (.+)$", extras, re.MULTILINE)
+        least = ".".join(map(str, each.least_version))
+        assert f'"{each.package}>={least}"' in wanted
+        assert each.install == f"'tvm-adaptive[{each.package}]'"
 
 
 def test_the_programs_of_tvm_exist() -> None:

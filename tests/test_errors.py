@@ -49,6 +49,7 @@ def led_to(error, cause):
             RuntimeError("Check failed: (e == cudaSuccess) is false: CUDA: out of memory"),
             "RuntimeError: Check failed: (e == cudaSuccess) is false: CUDA: out of memory",
         ),
+        (RuntimeError("std::bad_alloc"), "RuntimeError: std::bad_alloc"),
         (RuntimeError("CUDA: an illegal memory access was encountered"), ""),
         (FileNotFoundError(errno.ENOENT, "gone"), ""),
         (RuntimeError("recv: Resource temporarily unavailable"), ""),

@@ -63,6 +63,7 @@ def test_journals_of_bytes(content: bytes, folder: Path) -> None:
 @given(lines=st.lists(values | events, max_size=6))
 @example(lines=[{"event": "tasks", "tasks": [None]}])
 @example(lines=[{"event": "comparison", "peers": 7}])
+@example(lines=[{"event": "recalled", "n_trials": 7}])
 @example(lines=[{"event": "comparison", "time_sec": 1}])
 @example(lines=[{"event": "measured", "task": "a", "latencies_ms": [0]}])
 def test_journals_of_json(lines: list[Any], folder: Path) -> None:

@@ -23,6 +23,8 @@ MACHINE_ERRNOS = frozenset(
 # As a compiler or TVM quotes them; not EAGAIN, because a network's timeout says the same.
 _MACHINE_TEXTS = (
     *(os.strerror(number) for number in MACHINE_ERRNOS - {errno.EAGAIN}),
+    # Of C++, whose tensors a limit on memory refuses.
+    "std::bad_alloc",
     # Of a GPU whose memory other programs hold, or whose driver was replaced, as TVM says it.
     "CUDA: out of memory",
     "CUDA: no CUDA-capable device is detected",
@@ -96,14 +98,14 @@ class InvalidOptionError(AdaptiveError, ValueError):
 def as_invalid_option(what: str) -> Iterator[None]:
     """Turn any exception inside into an :class:`InvalidOptionError` that begins with ``what``.
 
-    For a user's own code, frameworks and compilers, which may raise anything. Errors of this
-    package pass.
+    For a user's own code, frameworks and compilers, which may raise anything, and may end the
+    program (``SystemExit``). Errors of this package pass.
     """
     try:
         yield
     except AdaptiveError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = type(error).__name__
         raise InvalidOptionError(f"{what}: {kind}: {summary_line(error)}") from error
 
@@ -117,7 +119,7 @@ class OtherMachineError(AdaptiveError):
 
 
 class OtherModelError(AdaptiveError):
-    """The model has changed since the start of the run to be resumed."""
+    """The model has changed since the start of the run to be resumed or applied."""
 
 
 class ModelFileError(AdaptiveError):

@@ -62,5 +62,5 @@ def read_recordings(folder: Path) -> list[Recording]:
     return [
         Recording(str(there.relative_to(folder)), factors)
         for there in sorted({path.parent for path in folder.rglob("neutral.json*")})
-        for factors in factors_of(neutral_rounds(there))
+        for factors in factors_of(neutral_rounds(there)[0])
     ]

@@ -29,6 +29,8 @@ from benchmarks.rows import append_row, read_rows
 from tvm_adaptive.cli.arguments import parse_count, parse_duration
 from tvm_adaptive.cli.console import EXIT_OK
 from tvm_adaptive.measure_callback.journal import read_journal
+from tvm_adaptive.models.frontend import PEERS
+from tvm_adaptive.tuning.checks.peers import PEER_ERROR
 from tvm_adaptive.tuning.deploy import APPLY_FILE
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 
@@ -85,9 +87,14 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
         path = model.file(options.out / "models")
         work_dir = options.out / f"{model.name}-{options.budget:g}s-{options.seed}"
         tune(model, path, work_dir, options)
-        row["timings"] = [
-            timing(work_dir, options.out / "deploy" / model.name) for _ in range(options.timings)
-        ]
+        row["timings"] = []
+        for _ in range(options.timings):
+            comparison, left_out = timing(work_dir, options.out / "deploy" / model.name)
+            row["timings"].append(comparison)
+            # A framework that cannot read such files is not expected in the row.
+            able = {each.framework for each in PEERS.values() if path.suffix in each.open}
+            found = {name: why for name, why in left_out.items() if name in able}
+            row["left_out"] = {**row.get("left_out", {}), **found}
     except (
         subprocess.CalledProcessError,
         subprocess.TimeoutExpired,
@@ -98,8 +105,14 @@ def row_of_model(model: PeerModel, options: argparse.Namespace) -> dict[str, Any
     return row
 
 
-def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
-    """Compile a run's records to a library; return how it compares with the peers."""
+def timing(work_dir: Path, deployed: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Compile a run's records to a library and compare it with the peers.
+
+    Returns
+    -------
+    (comparison, left_out)
+        As the manifest has it, and why a framework is not part of it.
+    """
     run(["apply", str(work_dir), "--out", str(deployed)], GRACE_SEC)
     found = json.loads((deployed / MANIFEST_FILE).read_text(encoding="utf-8"))["comparison"]
     if found is None:
@@ -108,8 +121,12 @@ def timing(work_dir: Path, deployed: Path) -> dict[str, Any]:
     begins = max(n for n, event in enumerate(events) if event["event"] == "journal")
     if n_late := sum(event["event"] == "playoff" for event in events[begins:]):
         raise OSError(f"apply held {n_late} play-offs that the run had no time for")
-    comparison: dict[str, Any] = found
-    return comparison
+    left_out = {
+        event["where"].removeprefix(PEER_ERROR): event["message"]
+        for event in events[begins:]
+        if event["event"] == "error" and event["where"].startswith(PEER_ERROR)
+    }
+    return found, left_out
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class Row:
     peers: Mapping[str, PeerTiming]  # all rounds together
     max_abs: float  # largest difference from the model's own framework
     agrees: bool
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)  # peers, and why
     error: str = ""
 
     @property
@@ -37,19 +38,20 @@ def row_of(fields: Mapping[str, Any]) -> Row:
     """Return the row of what was written down of a model."""
     run = str(fields["model"]), float(fields["budget_sec"]), int(fields["seed"])
     if "error" in fields:
-        return Row(*run, 0.0, 0, {}, 0.0, False, str(fields["error"]))
+        return Row(*run, 0.0, 0, {}, 0.0, False, error=str(fields["error"]))
     comparisons = [Comparison.from_fields(each) for each in fields["timings"]]
     peers: dict[str, PeerTiming] = {}
     for peer in (peer for comparison in comparisons for peer in comparison.peers):
         peers[peer.name] = _together(peers[peer.name], peer) if peer.name in peers else peer
     if not peers:
-        return Row(*run, 0.0, 0, {}, 0.0, False, "no other framework was timed")
+        return Row(*run, 0.0, 0, {}, 0.0, False, error="no other framework was timed")
     tuned_secs = next(iter(peers.values())).tuned_secs
     return Row(
         *(*run, 1e3 * statistics.median(tuned_secs), len(tuned_secs)),
         peers,
         max(each.max_abs for each in comparisons),
         all(each.agree for each in comparisons),
+        fields.get("left_out", {}),
     )
 
 
@@ -77,6 +79,13 @@ def _table(rows: Sequence[Row]) -> str:
     if len(timed) > 1:
         mean = geometric_mean(timed)
         text += f"\n\nGeometric mean of the best peer's ratio: {mean:.2f} ({len(timed)} models)."
+    left_out = [
+        f"- {row.model}, {framework}: {reason}"
+        for row in rows
+        for framework, reason in row.left_out.items()
+    ]
+    if left_out:
+        text += "\n\nLeft out of some rounds:\n\n" + "\n".join(left_out)
     return text
 
 

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.plan import RunSpec
 from tvm_adaptive._tvm import workload_key
+from tvm_adaptive.database.location import STARTER_FOLDER
 from tvm_adaptive.database.starter_file import read_starter, write_starter
-from tvm_adaptive.models import Network, TIRWorkload
+from tvm_adaptive.models import Network, TIRWorkload, load_workload
+from tvm_adaptive.tuning.starter import instruction_set_of
+from tvm_adaptive.tuning.target import resolve_target
+
+
+def write_others(what: str, spec: RunSpec, folder: Path) -> None:
+    """Write the starter records of a method (see ``Method.starter``) into a folder."""
+    write_without(STARTER_FOLDER, folder, load_workload(spec.workload))
+    if what == "other-processor":
+        pass_off(folder, instruction_set_of(resolve_target(spec.target)))
 
 
 def write_without(source: Path, folder: Path, workload: Network | TIRWorkload) -> Path:

@@ -73,20 +73,43 @@ def test_the_package_version_stands_in_one_more_place_only() -> None:
     assert f'version = "{tvm_adaptive.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_a_bad_pair_is_an_ordinary_import_error(tmp_path: Path) -> None:
-    pretend_installed(tmp_path, "apache_tvm_ffi", "0.1.15.post2")
-    done = subprocess.run(
-        [sys.executable, "-c", "import tvm_adaptive"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        cwd=tmp_path,
+def run_with_a_bad_pair(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    pretend_installed(folder, "apache_tvm_ffi", "0.1.15.post2")
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_bad_pair_is_an_ordinary_import_error(tmp_path: Path) -> None:
+    done = run_with_a_bad_pair(tmp_path, "-c", "import tvm_adaptive")
     assert done.returncode == 1  # a traceback; a crash would be negative
     assert "UnsupportedVersionError" in done.stderr
     assert "0.1.15.post2" in done.stderr
     assert FIX in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "head"),
+    [
+        (["doctor"], 1, "PROBLEM  versions  "),
+        (["tune", "te:GMM"], 2, "tvm-adaptive: error: "),
+    ],
+)
+def test_a_bad_pair_ends_a_command_with_one_line(
+    arguments: list[str], code: int, head: str, tmp_path: Path
+) -> None:
+    done = run_with_a_bad_pair(tmp_path, "-m", "tvm_adaptive", *arguments)
+    assert done.returncode == code, done.stderr
+    (line,) = (done.stdout if code == 1 else done.stderr).splitlines()
+    assert line.startswith(head)
+    assert "0.1.15.post2" in line
+    assert line.endswith(FIX)
+    assert "Traceback" not in done.stderr
 
 
 def pretend_installed(folder: Path, name: str, version: str) -> None:

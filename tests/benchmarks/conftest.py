@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
         write_journal(
             folder / "journal.jsonl",
             [
-                {"event": "journal", "time_sec": 0.0, "version": 1},
+                {"event": "journal", "time_sec": 0.0, "started_unix_sec": 1000.0},
                 {"event": "run", "time_sec": 0.0, "what": spec.workload},
                 *rounds,
                 {"event": "stage", "time_sec": end_sec, "stage": "search", "seconds": end_sec},
@@ -68,15 +69,25 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
 def write_bench(tmp_path: Path) -> Callable[..., Path]:
     """Write what belongs to the whole benchmark; give it after the runs."""
 
-    def write(neutral: dict[str, list[float]] | None = None, workload: str = "te:C2D") -> Path:
+    def write(
+        neutral: dict[str, list[float]] | None = None,
+        workload: str = "te:C2D",
+        start_up_sec: dict[RunSpec, float] | None = None,
+    ) -> Path:
         machine = {"cpu": "a processor", "n_processors": 2, "memory_gb": 8.0, "load_1min": 0.1}
         noise = {"spread": 0.02, "drift": 0.0, "noisy": False, "when": "before"}
+        # Journals of runs begin at 1,000 s.
+        starts = [
+            {"event": "run-start", "time_sec": 100.0 - sec, **dataclasses.asdict(spec)}
+            for spec, sec in (start_up_sec or {}).items()
+        ]
         write_journal(
             tmp_path / "bench.jsonl",
             [
-                {"event": "journal", "time_sec": 0.0, "version": 1},
+                {"event": "journal", "time_sec": 0.0, "started_unix_sec": 900.0},
                 {"event": "bench", "time_sec": 0.0, "size": "smoke", **machine},
                 {"event": "noise", "time_sec": 1.0, **noise},
+                *starts,
             ],
         )
         if neutral is not None:

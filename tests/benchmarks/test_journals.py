@@ -153,6 +153,22 @@ def test_a_pack_that_was_killed_is_repeated(
     assert after == before
 
 
+def test_a_journal_that_has_grown_since_it_was_packed_is_there_once(
+    tmp_path: Path, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    folder = write_run(spec(), [(10.0, 4.0, 16)], finish_sec=30.0)
+    source = write_bench()
+    write_rounds(folder, {"stock/0/final": 3.0})
+    target = tmp_path.with_name(tmp_path.name + "-packed")
+    pack(source, target)
+    write_rounds(folder, {"stock/0/final": 3.5})
+    shutil.rmtree(target / spec().folder)
+    pack(source, target)
+    before, after = (read_rounds(each / "te-C2D" / "neutral.jsonl")[0] for each in (source, target))
+    assert after == before
+    assert len(after["stock/0/final"]) == 2
+
+
 def test_invocations_on_other_machines_are_distinguished(
     spec: Spec, write_run: Write, write_bench: Write
 ) -> None:

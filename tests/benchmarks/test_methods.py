@@ -17,12 +17,14 @@ from benchmarks.workloads import (
 from tvm_adaptive._tvm import te_workload_names
 from tvm_adaptive.models import BUILTIN
 from tvm_adaptive.tuning.config import DEFAULT, PAPER
+from tvm_adaptive.tuning.parts import check_parts
 from tvm_adaptive.tuning.registry import check_names
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS.values() if m.tuner != STOCK])
 def test_every_method_is_a_configuration(method: Method) -> None:
     check_names(config_of(method))
+    check_parts(config_of(method))
 
 
 def test_methods_say_what_they_are() -> None:

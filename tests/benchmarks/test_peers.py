@@ -13,6 +13,7 @@ from benchmarks.peers import __main__ as command
 from benchmarks.peers.models import MODELS, OTHERS
 from benchmarks.peers.picture import picture
 from benchmarks.peers.table import row_of, table
+from tvm_adaptive.models.frontend import PEERS
 from tvm_adaptive.tuning.deploy import APPLY_FILE
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
@@ -125,6 +126,19 @@ def test_what_the_run_had_no_time_for_is_not_timed(
     commands.held = [{"event": "playoff"}]
     command.main([str(tmp_path), "--budget", "60s"])
     assert "apply held 1 play-offs" in capsys.readouterr().out
+
+
+def test_a_framework_that_fails_is_named(
+    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.held = [
+        {"event": "error", "where": f"peer {PEERS[name].framework}", "message": message}
+        for name, message in (("openvino", "it was killed"), ("torch", "it does not read them"))
+    ]
+    command.main([str(tmp_path), "--budget", "60s"])
+    printed = capsys.readouterr().out
+    assert f"- ppocr_det, {PEERS['openvino'].framework}: it was killed" in printed
+    assert "it does not read them" not in printed
 
 
 def test_a_failure_is_a_row(

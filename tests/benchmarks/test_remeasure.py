@@ -102,6 +102,15 @@ def test_the_quick_form_times_all_that_was_ever_the_best(
     assert {len(each) for each in timed.values()} == {2}
 
 
+def test_short_timings_do_not_count_as_long_ones(
+    tmp_path: Path, spec: Spec, kernels: Bench
+) -> None:
+    path = tmp_path / "neutral.jsonl"
+    remeasure.remeasure(path, spec(), [Entry("a")], remeasure.QUICK)
+    assert remeasure.remeasure(path, spec(), [Entry("a")], Effort(rounds=4)) == 4
+    assert len(read_rounds(path)[0]["a"]) == 4
+
+
 def test_the_page_has_the_regret_that_the_command_prints() -> None:
     page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     (line,) = (each for each in page.splitlines() if each.startswith("| regret: what is deployed"))

@@ -71,6 +71,45 @@ def test_a_method_is_compared_at_equal_quality_time_and_trials(bench: Bench) -> 
     assert found.scaled == pytest.approx(80 / 20)
 
 
+def test_the_start_of_a_process_counts_on_both_sides(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec("stock"), [(80.0, 2.0, 96)], 90.0)
+    write_run(spec("default"), [(10.0, 2.0, 96)], 50.0)
+    timed = {"stock/0/final": [2.0] * 7, "default/0/96": [2.0] * 7, "default/0/final": [2.0] * 7}
+    starts = {spec("stock"): 10.0, spec("default"): 5.0}
+    bench = load_bench(write_bench(timed, start_up_sec=starts))
+    (found,) = comparisons(bench)
+    assert found.figures["time to q"] is not None
+    assert found.figures["time to q"].median == exactly((80.0 + 10.0) / (10.0 + 5.0))
+    (ours,) = bench.of("te:C2D", "default")
+    assert (ours.finish_sec, ours.stages["start-up"]) == (55.0, 5.0)
+
+
+def test_a_clock_that_was_set_back_is_no_start_up(
+    spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    write_run(spec(), [(10.0, 2.0, 96)], 50.0)
+    bench = load_bench(write_bench(start_up_sec={spec(): -3600.0}))
+    assert bench.runs[0].finish_sec == 50.0
+
+
+def test_a_winner_that_crashes_when_timed_anew_is_a_loss(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "te-C2D" / "neutral.jsonl"
+    failed = {"event": "round", "time_sec": 0.0, "ms": {}, "errors": {"default/0/final": "killed"}}
+    path.write_text(json.dumps(failed) + "\n")
+    neutral = tmp_path / "te-C2D" / "neutral.json"
+    entries = json.loads(neutral.read_text())
+    del entries["entries"]["default/0/final"]
+    neutral.write_text(json.dumps(entries))
+    bench = load_bench(tmp_path)
+    (found,) = comparisons(bench)
+    for name in ("equal time", "equal trials"):
+        assert found.figures[name] == spread([Interval(0.0, 1.0)])
+    lost = "- te:C2D, default/0: its winner could not be timed anew: killed"
+    assert lost in loss_list(bench, "stock").splitlines()
+
+
 def test_what_the_play_off_refuted_was_never_had(
     spec: Spec, write_run: Write, write_bench: Write
 ) -> None:
@@ -84,7 +123,10 @@ def test_what_the_play_off_refuted_was_never_had(
     journal.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     timed = {"stock/0/final": 2.0, "default/0/32": 8.0, "default/0/64": 1.0, "default/0/final": 3.0}
     bench = load_bench(write_bench({name: [ms] * 7 for name, ms in timed.items()}))
-    assert [each.recorded_ms for each in bench.of("te:C2D", "default")[0].incumbents] == [8.0]
+    (ours,) = bench.of("te:C2D", "default")
+    assert [each.recorded_ms for each in ours.incumbents] == [8.0]
+    entries = [each for each in entries_of(Path("out"), bench.runs) if each.method == "default"]
+    assert {each.refuted_ms for each in entries if each.n_trials is not None} == {(1.0,)}
     (found,) = comparisons(bench)
     assert found.figures["time to q"] is not None
     assert found.figures["time to q"].n_never == 1

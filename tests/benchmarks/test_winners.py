@@ -45,6 +45,20 @@ def test_the_next_best_is_what_is_left_without_the_best(
     assert found == [lines[n] for n in kept]
 
 
+@pytest.mark.parametrize(("rank", "kept"), [(1, [0, 2]), (2, [0])])
+def test_what_computed_something_else_is_no_record(
+    tmp_path: Path, rank: int, kept: list[int]
+) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / WORKLOAD_FILE).write_text("")
+    seconds = (0.3, 0.1, 0.2)
+    lines = [json.dumps([0, [f"trace {n}", [sec], {}, []]]) for n, sec in enumerate(seconds)]
+    (tmp_path / RECORD_FILE).write_text("".join(f"{line}\n" for line in lines))
+    cut_database(tmp_path, tmp_path / "copy", None, rank, [100.00001])
+    found = (tmp_path / "copy" / RECORD_FILE).read_text().splitlines()
+    assert found == [lines[n] for n in kept]
+
+
 def test_the_machine_is_described() -> None:
     about = describe_machine()
     assert about["n_processors"] >= 1

@@ -11,9 +11,10 @@ from tests.database.conftest import make_record
 from tvm_adaptive._tvm import Target, TuningRecord, json_database, te_workload
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.location import user_store
-from tvm_adaptive.database.metaschedule import StoreDatabase, task_of, trial_of
+from tvm_adaptive.database.metaschedule import StoreDatabase, target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask
 from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.workers.environment import Environment
 
 
@@ -51,6 +52,40 @@ def test_records_go_out_come_in_and_are_pruned(
     assert reported[0].endswith("2 records")
     assert "2 records added, 0 left out" in reported[1]
     assert reported[2].endswith("2 trials deleted")
+
+
+def test_of_several_targets_one_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    targets = {
+        "cpu": resolve_target("cpu"),
+        '{"kind": "llvm", "mcpu": "skylake", "num-cores": 61}': Target(
+            {"kind": "llvm", "mcpu": "skylake", "num-cores": 61}
+        ),
+        # Of a farm, which adds no processor.
+        '{"kind": "llvm", "num-cores": 63}': Target({"kind": "llvm", "num-cores": 63}),
+    }
+    mod = te_workload("GMM")
+    with RecordStore(tmp_path / "records.db") as store:
+        for number, target in enumerate(targets.values(), start=1):
+            record = make_record(mod, target, 1e-3 * number)
+            store.add(task_of(mod, target, "gmm"), [trial_of(record)])
+    command = ["db", "--store", str(tmp_path / "records.db"), "export"]
+    assert main([*command, str(tmp_path / "all")]) == 2
+    message = capsys.readouterr().err
+    assert "records of 3 targets" in message
+    for number, (name, target) in enumerate(targets.items(), start=1):
+        listed = target_text(target)
+        assert f"'{listed}'" in message
+        for text in (name, listed):
+            folder = tmp_path / f"{number} {len(text)}"
+            assert main([*command, str(folder), "--target", text]) == 0
+            (found,) = json_database(folder).get_all_tuning_records()
+            assert float(found.run_secs[0]) == 1e-3 * number
+    third = '{"kind": "llvm", "num-cores": 3}'
+    assert main([*command, str(tmp_path / "all"), "--target", third]) == 2
+    assert "Its targets are: " in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
 
 
 def test_a_store_in_a_file_is_added_to_another(

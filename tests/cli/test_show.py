@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -165,6 +166,21 @@ def test_a_run_that_was_killed_is_shown_and_left_as_it_is(
     best = "3" if damage == "half a line" else "1"
     assert row_of(capsys.readouterr().out, "gmm")[3] == best
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
+
+
+def test_a_record_that_tvm_cannot_apply_is_left_out(
+    write_run: Callable[..., Path], capsys: Captured
+) -> None:
+    folder = write_run("GMM")
+    for seed, seconds in enumerate((1e-3, 3e-3), start=1):
+        keep(folder, "GMM", seconds, seed)
+    path = folder / RECORD_FILE
+    first, second = path.read_text().splitlines()
+    number, fields = json.loads(first)
+    fields[0] = [[["AnotherVersions", [], [], []]], []]
+    path.write_text(f"{json.dumps([number, fields])}\n{second}\n")
+    assert main(["show", str(folder)]) == 0
+    assert row_of(capsys.readouterr().out, "gmm")[3] == "3"
 
 
 def test_the_best_schedule_is_printed_as_a_program(

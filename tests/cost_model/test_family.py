@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.cost_model.family import FamilySurrogate
 from tvm_adaptive.cost_model.surrogate import SurrogateOptions
+from tvm_adaptive.cost_model.targets import TargetKind
 
 OPTIONS = SurrogateOptions(n_trees=8, n_jobs=1)
 D = 6
@@ -35,6 +39,24 @@ def test_a_small_family_is_served_by_the_model_of_all() -> None:
     assert model.serving("a") is model
     model.add("b", *samples(1, 9))
     assert model.serving("a") is model.serving("b") is model.parts["conv"]
+
+
+@pytest.mark.parametrize(("target", "n_learned"), [("root", 2), ("log", 2), ("throughput", 62)])
+def test_failures_make_no_family_large_enough_unless_they_are_learned(
+    target: TargetKind, n_learned: int
+) -> None:
+    options = dataclasses.replace(OPTIONS, target=target)
+    model = FamilySurrogate(options, 0, min_samples=40, min_tasks=2)
+    fill(model, {"a": ("conv", 2, 0, 1.0), "c": ("dense", 60, 0, 1.0)})
+    model.assign({"b": "conv"})
+    for seed, key in enumerate(("a", "b"), 7):
+        model.add(key, samples(60, seed)[0], np.full(60, np.nan))
+    dataset = model.parts["conv"].dataset
+    assert dataset.n_learned(target) == len(dataset.training_set(target)[1]) == n_learned
+    assert (model.serving("a") is model) == (n_learned < 40)
+    # Either one has an answer, also for a task without a result.
+    model.serving("b").refit_if_due()
+    assert model.serving("b").scores("b", samples(5, 2)[0]) is not None
 
 
 def test_a_family_of_too_few_tasks_is_served_by_the_model_of_all() -> None:

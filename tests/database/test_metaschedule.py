@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,10 @@ from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile, proven
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.runner.playoff.finalist import Finalist, Proof
+from tvm_adaptive.runner.playoff.playoff import FINAL_DIR, FinalistReport
+from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.environment import Environment
 
 Mods = dict[str, IRModule]
@@ -240,6 +245,49 @@ def test_an_older_runs_verdicts_do_not_outlive_later_ones(
     with RecordStore(store_path) as store:
         assert [each.run for each in store.finals(task)] == ["early", "late"]
         assert proven(store.finals(task)) is None
+
+
+def test_a_proof_that_a_run_took_over_does_not_outlive_later_verdicts(
+    mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    folder, mod = tmp_path / "run", mods["GMM"]
+    write_json(folder, mods, target)
+    task, store_path = task_of(mod, target_text(target), "main"), tmp_path / "team.db"
+    record = make_record(mod, target, 1e-3)
+    right = trial_of(record, run="old", unix_sec=100.0)
+    wrong = dataclasses.replace(
+        right, seconds=None, failure="wrong result: all", run="late", unix_sec=200.0
+    )
+    with RecordStore(store_path) as store:
+        store.add_finals(task, [right])
+        store.add_finals(task, [wrong])
+    session: Any = SimpleNamespace(
+        work_dir=folder, target=target, store=None, run_id="new", config=DEFAULT
+    )
+    proof = Proof(right.record, right.run, right.unix_sec)
+    finalist = Finalist(record, 1e-3, 1e-3, unchecked="", proof=proof)
+    report = FinalistReport("main", (finalist,), "not-held", 0.0)
+    VerdictRecorder(session).add(report, is_earlier=True)
+    import_records(str(store_path), folder)
+    with RecordStore(store_path) as store:
+        assert [each.run for each in store.finals(task)] == ["old", "late"]
+        assert proven(store.finals(task)) is None
+
+
+def test_a_runs_verdicts_on_drafts_come_without_trials(
+    mods: Mods, target: Target, tmp_path: Path
+) -> None:
+    folder, mod = tmp_path / "run", mods["C1D"]
+    write_json(folder, {"GMM": mods["GMM"]}, target)
+    write_json(folder / FINAL_DIR, mods, target)
+    task = task_of(mod, target_text(target), "main")
+    draft = trial_of(make_record(mod, target, 2e-3), run="a")
+    VerdictFile(folder, str(TVM_VERSION)).add(task, [draft])
+    import_records(str(tmp_path / "team.db"), folder)
+    with RecordStore(tmp_path / "team.db") as store:
+        assert store.latest(task) == []
+        assert proven(store.finals(task)) == draft
+        assert task.identity in {each.identity for each in store.tasks()}
 
 
 def test_a_slow_clock_does_not_outlive_a_disqualification(

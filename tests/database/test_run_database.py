@@ -27,7 +27,7 @@ from tvm_adaptive._tvm import (
     structural_hash,
     workload_key,
 )
-from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.metaschedule import readable_database, task_of, trial_of
 from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE, repair_database
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.verdicts import VerdictFile
@@ -152,6 +152,9 @@ def test_records_of_a_workload_come_in_the_order_written(
         commit(database, templates["C1D"][0], [1.0], target)
     found = python_side(database).records_of(mods["GMM"])
     assert [[float(sec) for sec in record.run_secs] for record in found] == [[3e-3], FAILED, [1e-3]]
+    last = python_side(database).records_of(mods["GMM"], last=2)
+    assert [[float(sec) for sec in record.run_secs] for record in last] == [FAILED, [1e-3]]
+    assert (database.n_records_of(mods["GMM"]), database.n_records_of(mods["C1D"])) == (3, 3)
 
 
 def test_what_a_play_off_has_disqualified_counts_as_failed(
@@ -222,6 +225,9 @@ def test_a_damaged_workload_costs_its_own_records_only(
     path.write_text(f"{first[:50]}\n{second}\n")
     again = RunDatabase(tmp_path)
     assert not again.has_workload(mods["GMM"])
+    assert [workload_key(each.mod) for each in again.readable_workloads] == [
+        workload_key(mods["C1D"])
+    ]
     assert len(again.get_top_k(again.commit_workload(mods["C1D"]), 9)) == 1
 
 
@@ -251,6 +257,17 @@ def test_a_full_disk_loses_no_record(
     assert [each[1][1] for each in lines(disk)][-1] == [9e-3]
     assert len(lines(disk)) == len(database) == 9 + is_workload_known
     assert RunDatabase(disk).has_workload(mods["GMM"])
+
+
+def test_a_copy_is_read_and_written_in_place_of_the_files(
+    tmp_path: Path, templates: dict[str, list[TuningRecord]], mods: Mods, target: Target
+) -> None:
+    commit(RunDatabase(tmp_path), templates["GMM"][0], [1e-3], target)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    database = readable_database(tmp_path)
+    commit(database, templates["GMM"][1], [2e-3], target)
+    assert len(database.get_top_k(database.commit_workload(mods["GMM"]), 9)) == 2
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_trace_that_changes_a_layout_is_kept(tmp_path: Path, mods: Mods, target: Target) -> None:

@@ -85,8 +85,8 @@ def test_an_import_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(RecordStore, "add", watched)
     with RecordStore(tmp_path / "records.db") as store:
         rows = [trial(1.0 + i, i) for i in range(600)]
-        assert maintenance._add_new(store, task(), rows) == 600
-        assert maintenance._add_new(store, task(), rows) == 0
+        assert maintenance.add_new(store, task(), rows) == 600
+        assert maintenance.add_new(store, task(), rows) == 0
         assert len(store.latest(task())) == 600
     assert sizes == [256, 256, 88, 0]
 
@@ -98,11 +98,11 @@ def test_what_was_measured_elsewhere_is_not_known_yet(tmp_path: Path) -> None:
             [dataclasses.replace(each, environment=place) for each in rows]
             for place in (HERE, THERE)
         )
-        assert maintenance._add_new(store, task(), rows) == 2  # nobody knows where
-        assert maintenance._add_new(store, task(), here) == 2
-        assert maintenance._add_new(store, task(), there) == 2
+        assert maintenance.add_new(store, task(), rows) == 2  # nobody knows where
+        assert maintenance.add_new(store, task(), here) == 2
+        assert maintenance.add_new(store, task(), there) == 2
         for again in (rows, here, there):
-            assert maintenance._add_new(store, task(), again) == 0
+            assert maintenance.add_new(store, task(), again) == 0
         assert len(store.at(HERE).latest(task())) == 2
         assert len(store.latest(task())) == 6
 

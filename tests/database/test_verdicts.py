@@ -24,7 +24,9 @@ from tvm_adaptive.database.verdicts import (
     sound,
     standing_winner,
     trusted,
+    without_lucky,
 )
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.workers.environment import Environment
 
 TASK = StoredTask("0" * 16, '{"kind":"llvm"}', "matmul", "matmul", "[]")
@@ -92,6 +94,53 @@ def test_of_an_export_what_is_checked_is_the_fastest(
     assert export_json(store, tmp_path / "exported") == 3
     found = json_database(tmp_path / "exported").query_tuning_record(mod, target, "main")
     assert candidate_key(trial_of(found)) == candidate_key(trial_of(checked_one))
+
+
+def test_an_export_has_the_records_of_one_target(
+    store: RecordStore, target: Target, tmp_path: Path
+) -> None:
+    """MetaSchedule would take another target's, which nobody has checked."""
+    mod, other = te_workload("GMM"), Target({"kind": "llvm", "num-cores": 64})
+    task = task_of(mod, target, "matmul")
+    store.add(task, [trial_of(make_record(mod, target, 4e-3, 1))])
+    store.add_finals(task, [trial_of(make_record(mod, target, 3e-3, 1), run="b")])
+    store.add(task_of(mod, other, "matmul"), [trial_of(make_record(mod, other, 1e-3, 2))])
+    with pytest.raises(InvalidOptionError, match=r"records of 2 targets.*--target.*64"):
+        export_json(store, tmp_path / "exported")
+    export_json(store, tmp_path / "exported", targets=[target])
+    found = json_database(tmp_path / "exported").query_tuning_record(mod, target, "main")
+    assert float(found.run_secs[0]) == 3e-3
+    assert export_json(store, tmp_path / "other", targets=[other]) == 1
+    third = Target({"kind": "llvm", "num-cores": 3})
+    with pytest.raises(InvalidOptionError, match="no records of the target"):
+        export_json(store, tmp_path / "third", targets=[third])
+
+
+def test_of_a_checked_candidate_a_program_that_was_not_checked_is_lucky() -> None:
+    finals = [trial(4, 1.1, "a")]
+    trials = [prefetching(4, 1.0, "b"), trial(4, 1.05, "b")]
+    assert without_lucky(finals, trials) == trials[1:]
+    # Both were checked in one play-off.
+    finals = [prefetching(4, 1.1, "c"), trial(4, 1.2, "c")]
+    assert without_lucky(finals, trials) == trials
+    # The last one says nothing of the form that prefetches: it may have failed there.
+    assert without_lucky([*finals, trial(4, 1.1, "d")], trials) == trials[1:]
+
+
+def test_an_export_has_the_program_that_was_checked(
+    store: RecordStore, target: Target, tmp_path: Path
+) -> None:
+    mod = te_workload("GMM")
+    plain = trial_of(make_record(mod, target, 3e-3), run="a")
+    (instructions, decisions), _, *others = json.loads(plain.record)
+    hint = ["Annotate", ["b0", '"1:16"'], ["tvm_adaptive.prefetch"], []]
+    record = json.dumps([[[*instructions, hint], decisions], [2e-3], *others])
+    task = task_of(mod, target, "matmul")
+    store.add(task, [StoredTrial(record, 2e-3)])
+    store.add_finals(task, [plain])
+    assert export_json(store, tmp_path / "exported") == 1
+    (found,) = json_database(tmp_path / "exported").get_all_tuning_records()
+    assert float(found.run_secs[0]) == 3e-3
 
 
 @pytest.mark.parametrize("checked_secs", [[], [4e-4, 9e-4, 3e-3]])

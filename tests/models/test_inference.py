@@ -245,6 +245,25 @@ class Named(Other):
     shape, dtype = SHAPE, "<dtype: 'float32'>"
 
 
+class Table:
+    """What only numpy can read, as a data frame or a dataset in a file."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.shape, self.array = array.shape, array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.array, dtype)
+
+
+def test_what_numpy_can_read_is_read(model: CompiledModel) -> None:
+    x = np.random.default_rng(1).standard_normal(SHAPE).astype("float32")
+    for one, expected in zip(model(Table(x)), model(x), strict=True):
+        assert isinstance(one, np.ndarray)
+        np.testing.assert_array_equal(one, expected)
+    with pytest.raises(InvalidOptionError, match=r"must be float32 of shape"):
+        model(Table(x[..., :-1]))
+
+
 @pytest.mark.parametrize("other", [Other, Named])
 def test_arrays_of_other_libraries_are_known_by_what_they_hold(
     model: CompiledModel, other: type[Other]

@@ -14,6 +14,7 @@ import pytest
 from tvm_adaptive.errors import InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_run, read_runs
+from tvm_adaptive.report.demo import read_demo
 from tvm_adaptive.tuning.inspect import shown_comparison, shown_tasks
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.values.roofline import Roofline
@@ -124,6 +125,7 @@ def test_what_another_machine_measured_is_forgotten(write_run: WriteRun) -> None
         journal.write("roofline", **dict.fromkeys(Roofline._fields, 1e9))
         found = Comparison(0.5, 0.004, 0.0, 0.0, agree=True)
         journal.write("comparison", **dataclasses.asdict(found))
+        journal.write("report", interrupted=False, comparison=dataclasses.asdict(found))
     history = read_run(folder)
     assert history.comparison == found
     assert history.roofline is not None
@@ -131,6 +133,7 @@ def test_what_another_machine_measured_is_forgotten(write_run: WriteRun) -> None
         journal.write("run", what="net", resumed=True, **(here | {"device": "another"}))
     history = read_run(folder)
     assert (history.comparison, history.roofline, history.last_report) == (None, None, None)
+    assert history.current_report == {}
     assert history.peers == ()
 
 
@@ -146,6 +149,32 @@ def test_a_library_that_was_not_compared_has_no_ratio(tmp_path: Path) -> None:
         comparisons = read_run(tmp_path).comparison, shown_comparison(tmp_path)
         assert [each is not None for each in comparisons] == [is_compared] * 2
         assert shown_tasks(tmp_path) == []  # it had no search
+
+
+def test_tasks_that_the_network_uses_come_first() -> None:
+    history = read_demo()
+    used = history.network_tasks()
+    assert {task.name for task in history.heaviest[:8]} <= used
+    places = [task.name in used for task in history.deployed_tasks()]
+    assert places == sorted(places, reverse=True)
+    assert 8 < sum(places) < len(places)
+
+
+def test_the_report_is_that_of_the_library_which_is_there(tmp_path: Path) -> None:
+    compared = dataclasses.asdict(Comparison(0.5, 0.01, 0.0, 0.0, agree=True))
+    first = {"interrupted": False, "coverage": "all", "comparison": compared}
+    attempts: list[tuple[str, dict[str, Any], str]] = [
+        ("report", first, "all"),
+        ("stage", {"stage": "search", "seconds": 1.0}, "all"),  # goes on, or was killed
+        ("report", {"interrupted": True, "coverage": "none", "comparison": None}, "all"),
+        ("report", {"interrupted": False, "coverage": "half", "comparison": None}, "half"),
+        ("library", {"tuned": True}, ""),  # and killed before its comparison
+        ("report", {"interrupted": True, "coverage": "none", "comparison": None}, "none"),
+    ]
+    for kind, fields, coverage in attempts:
+        with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+            journal.write(kind, **fields)
+        assert read_run(tmp_path).current_report.get("coverage", "") == coverage
 
 
 def test_the_rest_of_a_search_counts_all_attempts(tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ def test_shares_are_of_what_the_network_would_consist_of() -> None:
     assert rows == {"direct": "50%", "winograd-2x2": "-", "dense": "50%"}
 
 
+def test_slow_tasks_of_other_forms_do_not_hide_one_that_is_used() -> None:
+    history = RunHistory(keeps_all=False)
+    slow = [f"direct{number}" for number in range(MAX_ROWS)]
+    used = {"name": "used", "group": "conv", "form": "winograd-2x2"}
+    tasks = [*({"name": name, "group": "conv"} for name in slow), used]
+    history.add({"event": "tasks", "tasks": tasks})
+    for name in (*slow, "used"):
+        latencies_ms = [1.0 if name == "used" else 10.0]
+        history.add({"event": "measured", "task": name, "latencies_ms": latencies_ms})
+    shares = shares_of(history)
+    assert shares["used"] == "100%"
+    assert len(shares) == MAX_ROWS
+
+
 def test_what_became_slower_is_called_slower() -> None:
     history = history_of()
     history.untuned_sec = 1e-3
@@ -101,6 +115,25 @@ def test_before_every_task_has_a_time_there_is_no_sum() -> None:
     assert latency_line(history) == "1 of 2 tasks timed, 1 trials"
     assert status_lines(history) == []
     assert failure_lines(Counter()) == []
+
+
+def test_a_sum_of_tasks_that_are_gone_is_not_shown() -> None:
+    history = RunHistory(keeps_all=False)
+    first = {"name": "a", "workload_key": "x"}
+    history.add({"event": "tasks", "tasks": [first]})
+    history.add({"event": "measured", "task": "a", "latencies_ms": [2.0], "weighted_ms": 2.0})
+    for tasks, text in (
+        ([first], "sum of tasks 2 ms; 1 trials"),
+        ([{**first, "workload_key": "y"}, {"name": "b"}], "0 of 2 tasks timed, 0 trials"),
+    ):
+        for event in ({"event": "journal"}, {"event": "run", "resumed": True}):
+            history.add(event)
+        history.add({"event": "tasks", "tasks": tasks})
+        assert latency_line(history) == text
+    history.add({"event": "measured", "task": "b", "latencies_ms": [1.0], "weighted_ms": None})
+    assert latency_line(history) == "1 of 2 tasks timed, 1 trials"
+    history.add({"event": "measured", "task": "a", "latencies_ms": [3.0], "weighted_ms": 4.0})
+    assert latency_line(history) == "sum of tasks 4 ms; 2 trials"
 
 
 def test_an_infinite_sum_is_none_for_a_screen_too(tmp_path: Path) -> None:

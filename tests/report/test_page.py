@@ -295,6 +295,23 @@ def test_a_time_that_was_refuted_is_not_shown_as_checked(tmp_path: Path) -> None
     assert ("<td class=n>1.5</td><td class=n>3</td>" in row, "0.125" in row) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("best_sec", "is_used", "shown"),
+    [(None, True, "-"), (0.001, True, "1"), (None, False, "0.125")],
+)
+def test_a_task_that_stays_untuned_has_no_time_that_was_refuted(
+    tmp_path: Path, best_sec: float | None, is_used: bool, shown: str
+) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        journal.write("measured", task="conv", weight=2.0, latencies_ms=[1.0, 0.125])
+        flags = {"played_off": False, "in_network": False, "n_disqualified": 1, "is_used": is_used}
+        task = {"name": "conv", "best_sec": best_sec, **flags}
+        journal.write("report", interrupted=False, tasks=[task])
+    row = row_of(page([read_run(tmp_path)]), "conv")
+    cells = [f"<td class=n>{text}</td>" for text in ("2", "2", "0", shown)]
+    assert "".join(cells) in row  # calls, trials, failed, best
+
+
 def test_a_resumed_run_does_not_call_unchecked_times_checked(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / "journal.jsonl")) as journal:
         journal.write("measured", task="conv", weight=2.0, latencies_ms=[1.0, 0.125])
@@ -323,6 +340,34 @@ def test_what_is_left_is_that_of_the_deployed_form(tmp_path: Path) -> None:
     assert "<td class=n>50</td><td class=n>-</td>" in row_of(text, "winograd")
 
 
+def test_a_task_that_runs_with_a_draft_has_a_row_instead_of_the_form_that_lost(
+    tmp_path: Path,
+) -> None:
+    direct = {"name": "conv", "weight": 3.0, "group": "g"}
+    steps = [
+        {"name": name, "weight": 3.0, "group": "g", "form": "winograd-2x2"}
+        for name in ("input", "product")
+    ]
+    checked = {"is_used": True, "in_network": True}
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        journal.write("tasks", tasks=[direct, *steps])
+        journal.write("measured", task="product", weight=3.0, latencies_ms=[1.0])
+        journal.write("slot-end", task="conv", n_rounds=0, seconds=0.0, best_ms=None)
+        tasks = [
+            {"name": "conv", "best_sec": None, "is_used": False},
+            {"name": "input", "best_sec": 2e-5, "is_drafted": True, **checked},
+            {"name": "product", "best_sec": 1e-3, **checked},
+        ]
+        journal.write("report", interrupted=False, tasks=tasks)
+    text = page([read_run(tmp_path)])
+    row = row_of(text, "input")
+    cells = [f"<td class=n>{each}</td>" for each in ("3", "0", "0", "0.02", "0.06")]
+    assert "".join(cells) in row
+    assert row.endswith("<td class=n>yes</td>")
+    assert row_of(text, "product").endswith("<td class=n>yes</td>")
+    assert "<td>conv</td>" not in text
+
+
 def test_a_compared_run_with_wrong_outputs_is_marked(write_run: WriteRun) -> None:
     right, wrong = write_run("a"), write_run("b")
     assert "OUTPUTS DISAGREE" not in page([read_run(right), read_run(wrong)])
@@ -330,6 +375,36 @@ def test_a_compared_run_with_wrong_outputs_is_marked(write_run: WriteRun) -> Non
         found = Comparison(0.5, 0.004, 9.0, 9.0, agree=False)
         journal.write("comparison", **dataclasses.asdict(found))
     assert "OUTPUTS DISAGREE" in page([read_run(right), read_run(wrong)])
+
+
+def end(folder: Path, **fields: str) -> None:
+    """Write that a run was slower than its framework, and its report."""
+    peer = PeerTiming("ort", "ORT", 2, (0.02,), (0.025,), 0.0, 0.0, True)
+    found = Comparison(0.02, 0.025, 0.0, 0.0, True, peer.framework, (peer,))
+    with closing(Journal(folder / "journal.jsonl")) as journal:
+        journal.write("comparison", **dataclasses.asdict(found))
+        journal.write("report", interrupted=False, **fields)
+
+
+def test_a_library_in_which_nothing_is_tuned_is_not_called_tuned(write_run: WriteRun) -> None:
+    folder = write_run()
+    coverage = "0 of 20 functions tuned (0 of 30 calls)"
+    shortfall = "nothing is tuned; the library is the untuned one"
+    end(folder, coverage=coverage, shortfall=shortfall, failure="")
+    text = page([read_run(folder)])
+    assert f"outputs agree; {coverage}; {shortfall}." in text
+    assert "25 ms compiled; 1.25 x slower than ORT" in text
+    assert "ms tuned" not in text
+
+
+def test_a_tuned_library_that_could_not_be_made_is_named(write_run: WriteRun) -> None:
+    right, broken = write_run("a"), write_run("b")
+    end(broken, coverage="19 of 20 functions tuned", shortfall="", failure="ld: no space")
+    text = "the tuned library could not be made: ld: no space"
+    assert f"19 of 20 functions tuned; {text}." in page([read_run(broken)])
+    assert f"<td>finished, {text}</td>" in page([read_run(right), read_run(broken)])
+    Journal(broken / "journal.jsonl").close()  # resumed, then killed
+    assert text not in page([read_run(broken)])
 
 
 def test_every_stage_looks_different(tmp_path: Path) -> None:
@@ -413,5 +488,6 @@ def test_the_command_reports_on_a_real_run(
     text = Path(capsys.readouterr().out.strip()).read_text()
     assert "te:GMM" in text
     assert "x faster" in text
+    assert read_run(tmp_path / "run").roofline is not None
     for key in ("latency", "slots", "stages", "exploration", "early-stops"):
         assert f'id="{key}"' in text

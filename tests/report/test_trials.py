@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.report import read_run
 from tvm_adaptive.report.demo import read_demo
 from tvm_adaptive.report.run_options import option_differences
-from tvm_adaptive.report.trials import TrialJoiner, TrialRow, source_shares
+from tvm_adaptive.report.tables import trial_table
+from tvm_adaptive.report.trials import TrialJoiner, TrialRow, fastest_trials, source_shares
 
 N_TRIALS, BATCH = 20_000, 16
 
@@ -84,6 +86,34 @@ def test_a_timing_of_another_batch_is_not_taken() -> None:
     (row,) = joiner.add_measured({"task": "a", "latencies_ms": [1.0]}, "")
     assert row.reason == ""
     assert math.isnan(row.seconds)
+
+
+def test_a_trial_that_a_play_off_refuted_is_nowhere_the_fastest(tmp_path: Path) -> None:
+    path, decisions = tmp_path / "journal.jsonl", [[0, [[2, 4]]], [0, [[4, 2]]]]
+    candidates = [
+        {"recorded_ms": 0.125, "disqualified": "wrong result: output 0"},
+        {"recorded_ms": 1.0, "disqualified": "build: no memory"},  # no verdict
+        {"recorded_ms": None, "disqualified": "it crashed"},  # a draft
+    ]
+    with closing(Journal(path)) as journal:
+        journal.write("round", task="conv", n_candidates=2, decisions=decisions)
+        for task in ("conv", "other"):
+            journal.write("measured", task=task, latencies_ms=[0.125, 1.0])
+        journal.write("playoff", task="conv", candidates=candidates)
+    trials = read_run(tmp_path).trials
+    refuted, sound, *others = trials
+    fastest = fastest_trials(trials)
+    assert (fastest["conv"] is sound, fastest["other"] is others[0]) == (True, True)
+    assert (sound.ms, sound.improves) == (1.0, True)
+    assert math.isnan(refuted.ms)
+    assert (refuted.reason, refuted.improves) == ("disqualified", False)
+    words = trial_table(trials).split('"words":')[1].split("]")[0]
+    assert '"disqualified"' in words
+    assert '"1: 2 x 4"' in words  # the refuted one is compared with the fastest
+    assert '"failed"' not in words
+    with closing(Journal(path)) as journal:
+        journal.write("measured", task="conv", latencies_ms=[0.5])
+    assert read_run(tmp_path).trials[-1].improves
 
 
 def test_the_kept_run_has_sources_reasons_and_forms() -> None:

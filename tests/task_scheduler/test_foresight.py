@@ -36,16 +36,33 @@ def foresight(
     share: float = 0.25,
 ) -> Foresight:
     known = {k: Promise(0.1, 0.9) for k in range(4)} if promises is None else promises
-    return Foresight(Script(*decisions), families, known.get, slot_trials=16, share=share)
+    return Foresight(Script(*decisions), families, known.get, share=share)
 
 
 ARMS = [arm(), arm(), arm(3.0), arm(9.0)]
 RNG = np.random.default_rng(0)
 
 
+def with_trials(arms: Sequence[Arm], k: int, n_trials: int = 16) -> list[Arm]:
+    """Return the arms after some more trials of one, which found nothing faster."""
+    latencies_ms = np.append(arms[k].latencies_ms, np.full(n_trials, np.nan))
+    played = dataclasses.replace(arms[k], latencies_ms=latencies_ms)
+    return [played if n == k else each for n, each in enumerate(arms)]
+
+
+def play(policy: Foresight, arms: Sequence[Arm], n_slots: int) -> list[Decision]:
+    """Play slots of as many trials as a decision asks for, or of 16."""
+    decisions = []
+    for _ in range(n_slots):
+        decision = policy.choose(arms, RNG)
+        assert decision.arm is not None
+        arms = with_trials(arms, decision.arm, decision.n_trials or 16)
+        decisions.append(decision)
+    return decisions
+
+
 def test_after_a_main_slot_comes_a_smaller_one_for_a_sibling() -> None:
-    policy = foresight((0, "index"), (3, "index"))
-    first, second, third = (policy.choose(ARMS, RNG) for _ in range(3))
+    first, second, third = play(foresight((0, "index"), (3, "index")), ARMS, 3)
     assert (first.arm, first.reason) == (0, "index")
     # The largest gain of the family, not of all.
     assert (second.arm, second.reason, second.n_trials) == (2, "foresee", 4)
@@ -54,7 +71,7 @@ def test_after_a_main_slot_comes_a_smaller_one_for_a_sibling() -> None:
 
 def test_a_singleton_has_no_sibling_and_no_foresee_slot_follows_another() -> None:
     policy = foresight((3, "index"), (0, "index"), (1, "index"))
-    reasons = [policy.choose(ARMS, RNG).reason for _ in range(4)]
+    reasons = [decision.reason for decision in play(policy, ARMS, 4)]
     assert reasons == ["index", "index", "foresee", "index"]
 
 
@@ -64,20 +81,18 @@ def test_a_form_that_is_behind_gains_nothing_for_the_network() -> None:
     fast = dataclasses.replace(arm(1.0), key=winograd)
     arms = [arm(), slow, fast, arm(0.5)]
     policy = foresight((0, "index"), families=("x", "x", "y", "x"))
-    policy.choose(arms, RNG)
-    decision = policy.choose(arms, RNG)
+    _, decision = play(policy, arms, 2)
     assert (decision.arm, decision.reason) == (3, "foresee")
     # Where it could catch up, it may.
     promises = {1: Promise(0.9, 0.9), 3: Promise(0.1, 0.9)}
     policy = foresight((0, "index"), families=("x", "x", "y", "x"), promises=promises)
-    policy.choose(arms, RNG)
-    assert policy.choose(arms, RNG).arm == 1
+    assert [each.arm for each in play(policy, arms, 2)] == [0, 1]
 
 
 @pytest.mark.parametrize("reason", ["warm-up", "starved", "explore"])
 def test_only_main_slots_are_followed(reason: str) -> None:
     policy = foresight((0, reason), (0, "index"))
-    assert [policy.choose(ARMS, RNG).reason for _ in range(2)] == [reason, "index"]
+    assert [decision.reason for decision in play(policy, ARMS, 2)] == [reason, "index"]
 
 
 def test_the_choice_is_made_with_what_the_updated_model_promises() -> None:
@@ -85,7 +100,7 @@ def test_the_choice_is_made_with_what_the_updated_model_promises() -> None:
     policy = foresight((0, "index"), promises=promises)
     policy.choose(ARMS, RNG)
     promises[1] = Promise(0.9, 0.9)
-    assert policy.choose(ARMS, RNG).arm == 1
+    assert policy.choose(with_trials(ARMS, 0), RNG).arm == 1
 
 
 @pytest.mark.parametrize(
@@ -101,13 +116,14 @@ def test_without_a_promise_that_can_be_believed_the_policy_decides(
     promises: dict[int, Promise],
 ) -> None:
     policy = foresight((0, "index"), (1, "index"), promises=promises)
-    assert [policy.choose(ARMS, RNG).reason for _ in range(2)] == ["index", "index"]
+    assert [decision.reason for decision in play(policy, ARMS, 2)] == ["index", "index"]
+    assert policy.is_silent == (not promises)
 
 
 def test_siblings_that_are_finished_or_have_no_result_are_left_out() -> None:
     arms = [arm(), arm(finished=True), arm(float("inf")), arm()]
     policy = foresight((0, "index"), (0, "index"))
-    assert [policy.choose(arms, RNG).reason for _ in range(2)] == ["index", "index"]
+    assert [decision.reason for decision in play(policy, arms, 2)] == ["index", "index"]
 
 
 def test_the_end_is_the_policys() -> None:
@@ -117,9 +133,41 @@ def test_the_end_is_the_policys() -> None:
 
 @pytest.mark.parametrize(("share", "n_trials"), [(0.01, 1), (0.5, 8), (1.0, 16)])
 def test_the_share_is_of_a_main_slots_trials(share: float, n_trials: int) -> None:
-    policy = foresight((0, "index"), share=share)
+    _, decision = play(foresight((0, "index"), share=share), ARMS, 2)
+    assert decision.n_trials == n_trials
+
+
+@pytest.mark.parametrize(("n_trials", "n_asked"), [(200, 50), (8, 2), (1, 1)])
+def test_a_slot_of_seconds_has_as_many_trials_as_it_had_time_for(
+    n_trials: int, n_asked: int
+) -> None:
+    policy = foresight((0, "index"))
     policy.choose(ARMS, RNG)
-    assert policy.choose(ARMS, RNG).n_trials == n_trials
+    assert policy.choose(with_trials(ARMS, 0, n_trials), RNG).n_trials == n_asked
+
+
+def test_trials_count_once_their_slot_is_over_and_an_empty_slot_is_not_followed() -> None:
+    policy = foresight((0, "index"), (1, "index"), (3, "index"))
+    policy.choose(ARMS, RNG)
+    under_way = [dataclasses.replace(ARMS[0], finished=True, is_under_way=True), *ARMS[1:]]
+    assert policy.choose(under_way, RNG).arm == 1
+    # Of the slot of arm 1 nothing came.
+    arms = with_trials(ARMS, 0, 8)
+    decision = policy.choose(arms, RNG)
+    assert (decision.arm, decision.reason, decision.n_trials) == (2, "foresee", 2)
+    assert policy.choose(with_trials(arms, 2, 2), RNG).arm == 3
+
+
+def test_the_trials_of_a_foresee_slot_count_for_no_main_slot() -> None:
+    policy = foresight((0, "index"), (2, "index"))
+    policy.choose(ARMS, RNG)
+    under_way = [dataclasses.replace(ARMS[0], finished=True, is_under_way=True), *ARMS[1:]]
+    policy.choose(under_way, RNG)
+    # Both slots are over; the sibling of the first is the arm of the second.
+    arms = with_trials(with_trials(ARMS, 0, 40), 2, 16)
+    decision = policy.choose(arms, RNG)
+    assert (decision.arm, decision.n_trials) == (2, 10)
+    assert policy.choose(with_trials(arms, 2, 10), RNG).n_trials == 4
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])

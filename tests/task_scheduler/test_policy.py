@@ -143,10 +143,14 @@ def test_equals_are_expected_to_stay_so(rng):
     assert [history.expected_peak for history, _ in script.asked] == pytest.approx([1.05] * 3)
 
 
-@pytest.mark.parametrize(("now_ms", "n_forecasts"), [(4.9, 3), (4.0, 4)])
-def test_forecasts_are_made_anew_when_the_peers_have_become_much_better(now_ms, n_forecasts, rng):
+@pytest.mark.parametrize(
+    ("now_ms", "peer_margin", "n_forecasts"), [(4.9, 0.05, 3), (4.0, 0.05, 4), (4.0, None, 3)]
+)
+def test_forecasts_are_made_anew_when_the_peers_have_become_much_better(
+    now_ms, peer_margin, n_forecasts, rng
+):
     script = Script({1: 1.5, 2: 1.5, 3: 1.5})
-    tuner = DynaTunePolicy("default", script)
+    tuner = DynaTunePolicy(PolicyOptions(peer_margin=peer_margin), script)
     arms = [arm([10.0], finished=True), arm([1.0], finished=True)]
     tuner.choose([*arms, arm([10.0]), arm([6.0, 5.0])], rng)
     tuner.choose([*arms, arm([10.0]), arm([6.0, 5.0, now_ms], n_slots=2)], rng)

@@ -279,7 +279,7 @@ def test_a_task_whose_results_cannot_be_taken_in_ends_alone(world, turns, caplog
     assert "matmul32: join failed; this task ends" in caplog.text
 
 
-def test_a_sibling_of_which_the_model_promises_a_gain_gets_a_smaller_slot(world, turns):
+def test_a_sibling_of_which_the_model_promises_a_gain_gets_a_smaller_slot(world, turns, caplog):
     strategy = OddSearch(lambda task, batch: batch(), Promise(0.5, 0.9))
     world.tune(scheduler_in(world, turns(), foresee_share=0.25), strategy=strategy, trials=48)
     slots = [(slot["task_id"], slot["reason"]) for slot in world.journal.of("slot")]
@@ -287,12 +287,14 @@ def test_a_sibling_of_which_the_model_promises_a_gain_gets_a_smaller_slot(world,
     assert slots[:3] == [(0, "turn"), (1, "turn"), (0, "foresee")]
     assert slots[3:5] == [(2, "turn"), (1, "foresee")]
     assert [slot["n_asked"] for slot in world.journal.of("slot")][2] == 2
+    assert "foresee_share" not in caplog.text
 
 
 @pytest.mark.parametrize("strategy", ["replay-trace", OddSearch(lambda task, batch: batch())])
-def test_searches_that_promise_nothing_get_no_foresee_slots(world, turns, strategy):
+def test_searches_that_promise_nothing_get_no_foresee_slots(world, turns, strategy, caplog):
     world.tune(scheduler_in(world, turns(), foresee_share=0.25), strategy=strategy, trials=32)
     assert {slot["reason"] for slot in world.journal.of("slot")} == {"turn"}
+    assert caplog.text.count("foresee_share has added no slot") == 1
 
 
 def fails_from_second_batch_of(name):

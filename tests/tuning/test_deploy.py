@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
 from benchmarks.loopback_farm import free_port
 from tests.database.conftest import make_record
+from tests.tuning.observers import Notes
 from tests.tuning.runs import QUICK
 from tvm_adaptive import tune, tune_tir
 from tvm_adaptive._tvm import (
@@ -28,14 +31,16 @@ from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, OtherModelError, WorkerError
 from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import run_exported
+from tvm_adaptive.models.content import MODEL_ASSUMED
 from tvm_adaptive.report import read_run
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning import manifest as manifest_module
 from tvm_adaptive.tuning import target as target_module
+from tvm_adaptive.tuning.checks import network as network_check
 from tvm_adaptive.tuning.checks.network import NetworkCheck
 from tvm_adaptive.tuning.config import DEFAULT, MeasureConfig
 from tvm_adaptive.tuning.deploy import APPLY_FILE, apply
@@ -43,6 +48,9 @@ from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.forms import DIRECT, FormKey
+
+# Workers cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FACTORY = """
 import numpy as np
@@ -222,7 +230,8 @@ def test_calls_count_in_the_form_that_is_used(proven, share):
         else Finalists(None, name, (), 0.0)
         for name in weights
     ]
-    assert deploy._proven_share(tasks, finalists, forms) == pytest.approx(share)
+    found = deploy._proven_share(tasks, finalists, forms, is_direct=False)
+    assert found == pytest.approx(share)
 
 
 def test_a_model_is_read_by_the_server_that_forks_the_other_workers(tmp_path, monkeypatch):
@@ -250,6 +259,14 @@ def test_a_farm_that_is_not_there_costs_the_comparison(run, tmp_path, monkeypatc
     assert not list(tmp_path.glob("libtvm*"))  # its devices may have another processor
     (scores,) = run_exported(tmp_path / "perceptron-make.tar", [np.zeros((1, 16, 32), "float32")])
     assert scores.shape == (1, 16, 32)
+
+
+def test_a_farm_that_is_not_there_says_nothing_of_a_library(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(run)
+    farm = ["--tracker", f"127.0.0.1:{free_port()}", "--tracker-key", "board"]
+    for _ in range(2):  # the second one finds the first one's library
+        assert main(["apply", "run", "--out", str(tmp_path), *farm]) == 1
+        assert "functions tuned" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -288,7 +305,31 @@ def test_what_was_given_in_python_is_applied_in_python(tmp_path):
         apply(str(tmp_path / "run"), out_dir=tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["CMakeLists.txt", "manifest.json", "example.c", "example.py"])
+def test_another_model_of_the_same_name_is_not_applied(run, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "perceptron.py").write_text(FACTORY.replace("Linear(64, 32)", "Linear(64, 16)"))
+    monkeypatch.chdir(other)
+    monkeypatch.delitem(sys.modules, "perceptron", raising=False)
+    with pytest.raises(OtherModelError, match=r"its operators, shapes or types changed. Apply the"):
+        apply(run / "run", out_dir=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    sys.modules.pop("perceptron")
+
+
+def test_a_run_of_an_unknown_model_is_applied_with_a_note(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run)
+    shutil.copytree("run", tmp_path / "run")
+    journal = tmp_path / "run" / "journal.jsonl"
+    journal.write_text(re.sub('"content":"[^"]*"', '"content":""', journal.read_text()))
+    observer = Notes()
+    apply(tmp_path / "run", out_dir=tmp_path / "out", observer=observer)
+    assert MODEL_ASSUMED in observer.notes
+
+
+@pytest.mark.parametrize(
+    "name", ["CMakeLists.txt", "manifest.json", "example.c", "example.py", "main.so"]
+)
 def test_files_of_other_programs_are_not_replaced(name, tmp_path):
     (tmp_path / name).write_text("mine")
     with pytest.raises(InvalidOptionError, match=f"{name} would be replaced"):
@@ -343,6 +384,27 @@ def test_a_library_stays_where_no_later_record_passes(run, tmp_path, monkeypatch
     with pytest.raises(InvalidOptionError, match="passed its check"):
         apply(str(run / "run"), out_dir=tmp_path / "out")
     assert library.read_bytes() == before
+
+
+@pytest.mark.parametrize("is_crash", [False, True])
+def test_a_deployed_library_stays_where_a_later_one_fails(run, tmp_path, monkeypatch, is_crash):
+    out = tmp_path / "out"
+    applied = apply(str(run / "run"), out_dir=out)
+    names = [applied.library.name, MANIFEST_FILE, *(path.name for path in applied.examples)]
+    before = {name: (out / name).read_bytes() for name in names}
+    if is_crash:
+        monkeypatch.setattr(network_check, "run_exported", crash)
+    else:
+        monkeypatch.setattr(NetworkCheck, "_problem", lambda *_: "output 0 is wrong")
+    with pytest.raises(WorkerError, match=r"cannot be deployed: .*(SIGABRT|output 0 is wrong)"):
+        apply(str(run / "run"), out_dir=out)
+    assert {name: (out / name).read_bytes() for name in names} == before
+    monkeypatch.undo()
+    assert apply(str(run / "run"), out_dir=out).comparison is not None
+
+
+def crash(*_arguments):
+    os.abort()
 
 
 def test_a_run_has_its_own_target(run, tmp_path):

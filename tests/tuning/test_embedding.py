@@ -125,6 +125,17 @@ def test_without_records_and_budget_there_is_nothing_to_compile(compiled, tmp_pa
         tvm_adaptive.compile("embedded:make", config=config)
 
 
+def test_files_of_other_programs_are_not_replaced(compiled, tmp_path):
+    folder, _ = compiled
+    config = QUICK.replace(store=str(folder / "records.db"))
+    mine = tmp_path / "applied" / "embedded-make.so"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(InvalidOptionError, match=r"embedded-make.so would be replaced"):
+        tvm_adaptive.compile("embedded:make", config=config, work_dir=tmp_path)
+    assert mine.read_text() == "mine"
+
+
 def test_a_library_that_cannot_be_run_is_not_returned(compiled, tmp_path, monkeypatch):
     """It may end the process that loads it, as it has ended a worker."""
     folder, _ = compiled

@@ -17,9 +17,10 @@ from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.tuning import deploy, tune
 from tvm_adaptive.tuning.checks.library import LibraryCheck
 from tvm_adaptive.tuning.config import DEFAULT
+from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import config_after
-from tvm_adaptive.values.forms import FormKey
+from tvm_adaptive.values.forms import DIRECT, FormKey
 
 AGREE = Comparison(2e-3, 1e-3, 0.0, 0.0, agree=True)
 DISAGREE = Comparison(2e-3, 1e-3, 9.0, 9.0, agree=False, problem="output 0 is wrong")
@@ -37,6 +38,7 @@ class Check:
         self.coverage = self.shortfall = self.failure = ""
         self.covered = Coverage({}, {}, {})
         self.n_tuned, self.is_compiled = 1, True
+        self.is_direct = False
 
     def __enter__(self) -> Check:
         return self
@@ -54,6 +56,7 @@ class Check:
         return self.comparisons[len(self.given) - 1]
 
     def gives_up_forms(self, comparison: Comparison | None) -> bool:
+        self.is_direct |= comparison is DISAGREE
         return comparison is DISAGREE
 
 
@@ -104,6 +107,33 @@ def test_what_is_applied_is_compiled_anew_without_the_forms(
     assert compiled == (check, check.library, AGREE)
     assert len(databases) == 2
     assert check.given == databases
+
+
+def test_what_takes_the_place_of_the_forms_has_to_be_proven_too(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = Check()
+    check.forms = {"conv": FormKey("conv", DIRECT), "product": FormKey("conv", "winograd")}
+    tasks = [SimpleNamespace(weight=1) for _ in check.forms]
+    mod: Any = None
+    proven: Any = SimpleNamespace(record=object())
+    finalists = [
+        Finalists(mod, "conv", (proven.record,), 1.0),
+        Finalists(mod, "product", (proven.record,), 0.5, proven=proven),
+    ]
+    monkeypatch.setattr(deploy, "tasks_and_check", lambda *_args: (tasks, check))
+    monkeypatch.setattr(deploy, "checked_database", lambda *_args: SimpleDatabase())
+    session: Any = make_session()
+    network: Any = SimpleNamespace(name="net")
+    assert deploy._compiled(session, network, lambda _tasks: finalists, 0.5) is None
+    assert len(check.given) == 1  # it was proven with the form
+
+
+class SimpleDatabase:
+    """Holds a record."""
+
+    def get_all_tuning_records(self) -> list[object]:
+        return [object()]
 
 
 @pytest.mark.parametrize(

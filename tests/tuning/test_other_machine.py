@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
 import logging
+from unittest.mock import Mock
+
+import pytest
 
 from tests.database.conftest import make_record
+from tests.tuning.observers import Notes
+from tests.tuning.runs import QUICK
 from tvm_adaptive._tvm import Target, TuneContext, copy_record, json_database, te_workload
 from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.search_strategy.transfer import TransferPool
@@ -13,6 +20,7 @@ from tvm_adaptive.tuning.other_machine import (
     set_aside,
 )
 from tvm_adaptive.tuning.prior_trials import find_prior_trials
+from tvm_adaptive.tuning.session import RunOptions, open_session
 from tvm_adaptive.workers.environment import Environment
 
 HERE = Environment("EPYC, 2 cores", "0.27.0", "0.1.14")
@@ -88,3 +96,46 @@ def test_a_database_that_cannot_be_read_seeds_nothing(tmp_path, caplog):
         assert seed_from_set_aside(tmp_path, [], TransferPool()) == []
     assert str(odd) in caplog.text
     assert str(empty) not in caplog.text
+
+
+def test_a_record_that_tvm_cannot_apply_costs_itself_only(tmp_path):
+    mod, target, pool = te_workload("GMM"), Target({"kind": "llvm", "num-cores": 2}), TransferPool()
+    folder = tmp_path / "other-machine-1"
+    folder.mkdir()
+    for sec, seed in ((1e-3, 1), (2e-3, 2)):
+        copy_record(make_record(mod, target, sec, seed), json_database(folder))
+    path = folder / "database_tuning_record.json"
+    first, second = path.read_text().splitlines()
+    number, fields = json.loads(first)
+    fields[0] = [[["AnotherVersions", [], [], []]], []]
+    path.write_text(f"{json.dumps([number, fields])}\n{second}\n")
+    context = TuneContext(mod, target=target, task_name="main")
+    assert seed_from_set_aside(tmp_path, [context], pool) == ["main"]
+    (tasks,) = pool._before.values()
+    assert [record.seconds for record in tasks["main"]] == [2e-3]
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_records_of_an_unknown_machine_count_as_another_ones(tmp_path, is_resumed):
+    target, observer = Target({"kind": "llvm", "num-cores": 2}), Notes()
+    record = make_record(te_workload("GMM"), target, 1e-3)
+    copy_record(record, json_database(tmp_path))
+    options = RunOptions(
+        what="net",
+        work_dir=tmp_path,
+        trials=4,
+        config=QUICK,
+        observer=observer,
+        resume=is_resumed,
+    )
+    with open_session(options, server=Mock()):
+        assert len(RunDatabase(tmp_path)) == 0
+    folder = tmp_path / "other-machine-1"
+    assert len(json_database(folder)) == 1
+    (note,) = observer.notes
+    assert note == f"records of an unknown machine are in {folder}"
+    # From now on there is a journal, which says where its records were measured.
+    copy_record(record, RunDatabase(tmp_path))
+    with open_session(options, server=Mock()):
+        assert len(RunDatabase(tmp_path)) == 1
+    assert len(observer.notes) == 1

@@ -15,6 +15,7 @@ from tvm_adaptive.tuning import parts as parts_module
 from tvm_adaptive.tuning import session as session_module
 from tvm_adaptive.tuning.config import (
     DEFAULT,
+    PAPER,
     MeasureConfig,
     ModelConfig,
     SchedulerConfig,
@@ -127,6 +128,9 @@ def test_lanes_share_the_cores_of_the_machine_that_compiles(
         ({"strategy": "evolutionary"}, False),
         ({"search": SearchConfig(proposer="evolution")}, False),
         ({"search": SearchConfig(seeds=False)}, False),
+        ({"cost_model": "rfei-family"}, True),
+        ({"cost_model": "xgb"}, False),
+        ({"cost_model": "random"}, False),
     ],
 )
 def test_only_a_search_on_decisions_shares_records(
@@ -134,6 +138,14 @@ def test_only_a_search_on_decisions_shares_records(
 ) -> None:
     with contextlib.closing(make_parts(make_session(DEFAULT.replace(**changes)))) as parts:
         assert (parts.transfer_pool is not None) == takes_seeds
+
+
+FORESIGHT = SchedulerConfig(foresee_share=0.25)
+
+
+@pytest.mark.parametrize("cost_model", ["rfei", "rfei-family"])
+def test_foresee_slots_follow_the_forecasts_of_our_models(cost_model: str) -> None:
+    check_parts(DEFAULT.replace(cost_model=cost_model, scheduler=FORESIGHT))
 
 
 @pytest.mark.parametrize(
@@ -148,6 +160,9 @@ def test_only_a_search_on_decisions_shares_records(
         ({"measure": MeasureConfig(tracker="farm:9190")}, "tracker is of the runners"),
         ({"measure": MeasureConfig(tracker_key="b"), "runner": "local"}, "tracker_key is of"),
         ({"scheduler": SchedulerConfig(foresee_share=2.0)}, "foresee_share"),
+        ({"scheduler": FORESIGHT, "cost_model": "xgb"}, "not adaptive, surrogate and xgb"),
+        ({"scheduler": FORESIGHT, "strategy": "evolutionary"}, "foresee_share follows"),
+        ({"scheduler": FORESIGHT, "search": PAPER.search}, "not adaptive, evolution and rfei"),
     ],
 )
 def test_what_a_part_would_refuse_is_refused_before_a_run_begins(

@@ -8,11 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
+from tests.tuning.runs import QUICK
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning import session as session_file
 from tvm_adaptive.tuning.config import DEFAULT, MeasureConfig
@@ -22,6 +25,7 @@ from tvm_adaptive.tuning.session import (
     Session,
     check_disk_space,
     checked_target,
+    open_session,
 )
 
 
@@ -95,24 +99,45 @@ def test_a_disk_that_lets_nothing_run_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("names", "text"),
+    ("devices", "names", "text"),
     [
-        (["A", None], "has no cuda:1"),
-        (["A", "B"], "cuda:0 is A, cuda:1 is B"),
-        (["A", "A"], None),
+        ("0,1", ["A", None], "has no cuda:1"),
+        ("0,1", ["A", "B"], "cuda:0 is A, cuda:1 is B"),
+        ("0,1", ["A", "A"], None),
+        ("0", [None], "has no cuda:0.*--tracker"),
+        ("0", ["A"], None),
     ],
 )
 def test_gpus_are_there_and_of_one_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str | None], text: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: str,
+    names: list[str | None],
+    text: str | None,
 ) -> None:
     monkeypatch.setattr(session_file, "gpu_name", lambda _kind, index: names[index])
     target = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024}
-    config = DEFAULT.replace(measure=MeasureConfig(devices="0,1"))
+    config = DEFAULT.replace(measure=MeasureConfig(devices=devices))
     options = RunOptions(
         what="gmm", work_dir=tmp_path / "run", target=target, trials=1, config=config
     )
     with nullcontext() if text is None else pytest.raises(InvalidOptionError, match=text):
         checked_target(options)
+
+
+def test_a_run_begins_beside_stocks_database_and_goes_on_beside_its_own_files(
+    tmp_path: Path,
+) -> None:
+    for name in (WORKLOAD_FILE, RECORD_FILE):
+        (tmp_path / name).touch()
+    (tmp_path / "logs").mkdir()
+    options = RunOptions(what="net", work_dir=tmp_path, trials=1, config=QUICK)
+    for _ in range(2):
+        with open_session(options, server=Mock(), libraries=["net.so"]) as session:
+            assert session.work_dir == tmp_path.resolve()
+        for name in ("final", "final.new", "artifacts"):
+            (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / "net.so").touch()
 
 
 def test_with_room_for_it_a_run_goes_on(make_session: Any, set_free_bytes: Any) -> None:

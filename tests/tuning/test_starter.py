@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.database.conftest import make_record
+from tests.journals import MemoryJournal
+from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     TVM_VERSION,
     IRModule,
@@ -21,6 +23,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.cost_model.dataset import Dataset
 from tvm_adaptive.database.location import STARTER_FOLDER
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.starter_file import (
     StarterHeader,
     StarterTask,
@@ -255,10 +258,37 @@ def test_a_configuration_can_do_without(
     journal = SimpleNamespace(write=lambda event, **_: events.append(event))
     pool = TransferPool()
     parts: Any = SimpleNamespace(cost_model=None, transfer_pool=pool, task_scheduler=None)
-    with warm_start.warm_started(make_session(config, journal=journal), [context], parts):
+    session, database = make_session(config, journal=journal), RunDatabase(tmp_path)
+    with warm_start.warm_started(session, [context], parts, database):
         pass
     assert events == (["starter"] if is_used else [])
     assert bool(seeds_of(pool, mod, starter_task(mod, "0" * 16))) is is_used
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [(None, None), (Model(), "the cost model begins with 3 samples of starter records (avx2-2)")],
+)
+def test_no_task_begins_with_records_that_its_search_does_not_take(
+    tmp_path: Path,
+    context: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    make_session: Any,
+    model: Model | None,
+    note: str | None,
+) -> None:
+    path = write(tmp_path / "starter", [starter_task(context.mod, "0" * 16)])
+    monkeypatch.setattr(warm_start, "starter_file_of", lambda _: StarterFile(path, True))
+    monkeypatch.setattr(warm_start, "model_hooks", lambda model: model)
+    observer, journal = Notes(), MemoryJournal()
+    session = make_session(observer=observer, journal=journal)
+    parts: Any = SimpleNamespace(cost_model=model, transfer_pool=None)
+    warm_start._start(session, [context], parts)
+    assert observer.notes == ([] if note is None else [note])
+    assert [(each["n_tasks"], each["n_samples"]) for each in journal.of("starter")] == (
+        [] if note is None else [(0, 3)]
+    )
 
 
 def test_the_packages_own_files_are_valid_and_small() -> None:

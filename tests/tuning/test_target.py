@@ -163,7 +163,7 @@ def test_cuda_without_a_gpu_says_what_was_looked_for():
     if device("cuda", 0).exist:
         assert resolve_target("cuda").kind.name == "cuda"
         return
-    with pytest.raises(InvalidOptionError, match=r"cuda:0.*nvidia-smi.*sm_90"):
+    with pytest.raises(InvalidOptionError, match=r"cuda:0.*nvidia-smi.*--tracker.*sm_90"):
         resolve_target("cuda")
 
 

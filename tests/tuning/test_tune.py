@@ -153,12 +153,31 @@ def test_a_second_run_goes_on_and_measures_nothing_twice(tmp_path):
         ({"trials": 1, "config": TuneConfig(runner="fast")}, "Unknown runner 'fast'; possible are"),
         ({"trials": 1, "config": TuneConfig(layout="odd")}, "layout must be one of"),
         ({"trials": 1, "config": TuneConfig(measure=MeasureConfig(devices="0,1"))}, "one device"),
+        ({"trials": 1, "input_shapes": {"x": "1x3"}}, "input_shapes must .* but has 'x': '1x3'"),
+        ({"trials": 1, "input_shapes": {"x": (None, 3)}}, "input_shapes must"),
+        ({"trials": 1, "input_shapes": {"x": 3}}, "input_shapes must"),
+        ({"trials": 1, "input_shapes": [1, 3]}, "input_shapes must"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, text):
     with pytest.raises(InvalidOptionError, match=text):
         tune("te:GMM", work_dir=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["final/mine.pt", "final.new/mine.pt", "artifacts/candidate-1/mine.bin", "main.so"],
+)
+def test_files_of_other_programs_are_not_replaced(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    taken = tmp_path / name.partition("/")[0]
+    with pytest.raises(InvalidOptionError, match=f"{taken} would be replaced, .* --work-dir"):
+        tune("te:GMM", work_dir=tmp_path, trials=4, seed=1, config=QUICK)
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
+    assert path.read_text() == "mine"
 
 
 def test_a_module_without_main_is_refused(tmp_path):

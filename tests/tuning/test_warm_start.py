@@ -13,15 +13,18 @@ import pytest
 from tests.database.conftest import make_record
 from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
-from tvm_adaptive._tvm import te_workload, workload_key
+from tvm_adaptive._tvm import copy_record, te_workload, workload_key
 from tvm_adaptive.database.location import RUN_STORE, displayed, url_of
 from tvm_adaptive.database.metaschedule import task_of, trial_of
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.measure_callback.history import History, TaskHistory
+from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import tune, warm_start
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.prior_trials import WarmStart
+from tvm_adaptive.workers.environment import Environment
 
 
 class Written:
@@ -122,7 +125,7 @@ def test_rows_that_were_left_out_are_counted_where_the_user_looks(
     notes: list[str] = []
     events: list[Any] = []
     session = session_of(tmp_path, notes, events)
-    session.history = SimpleNamespace(run_ids=())
+    session.history = History()
     session.proven = set()
     found = WarmStart(n_left_out=9800)
     monkeypatch.setattr(warm_start, "find_prior_trials", lambda *args, **options: found)
@@ -158,10 +161,60 @@ def test_a_store_that_is_the_runs_own_under_another_name_gets_each_trial_once(
     config = DEFAULT.replace(store=str(shared), starter=False)
     with RecordStore(shared) as store:
         session = make_session(config, store=store)
-        with warm_start.warm_started(session, (), parts):
+        with warm_start.warm_started(session, (), parts, RunDatabase(tmp_path)):
             (stores,) = given
     assert stores["shared"] is store
     assert (stores["own"] is None) == is_link
+
+
+def test_what_a_kill_kept_from_the_stores_is_added_by_the_next_attempt(
+    tmp_path: Path, make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_start, "StoreCallback", lambda *_args, **_stores: Written(0))
+    monkeypatch.setattr(warm_start, "_warm_start", lambda *_args: None)
+    monkeypatch.setattr(warm_start, "model_hooks", lambda _part: None)
+    parts: Any = SimpleNamespace(cost_model=None, transfer_pool=None, trial_log=None)
+    config = DEFAULT.replace(store=str(tmp_path / "shared.db"), starter=False)
+    history = History(tasks={"main": TaskHistory()}, run={"run_id": "killed"})
+    history.tasks["main"].add_latencies([2.0])
+    mod, observer, database = te_workload("GMM"), Notes(), RunDatabase(tmp_path)
+    target = make_session().target
+    task, here = task_of(mod, target, "main"), Environment.current(target)
+    first, second, failed = (
+        make_record(mod, target, sec, seed) for seed, sec in enumerate((2e-3, 1e-3, None), start=1)
+    )
+    contexts: Any = [  # of equal tasks, stores and database have one
+        SimpleNamespace(task_name=name, mod=mod, target=target) for name in ("main", "main_1")
+    ]
+    with (
+        RecordStore(tmp_path / RUN_STORE, here) as own,
+        RecordStore(tmp_path / "shared.db", here) as shared,
+    ):
+        for store in (own, shared):
+            store.add(task, [dataclasses.replace(trial_of(first), run="killed")])
+        for record in (first, second, failed):
+            copy_record(record, database)
+        session = make_session(config, store=shared, history=history, observer=observer)
+        for n_notes in (2, 2):  # the second time there is nothing to add
+            with warm_start.warm_started(session, contexts, parts, database):
+                for store in (own, shared):
+                    assert [each.seconds for each in store.latest(task)] == [2e-3, 1e-3, None]
+                    assert {each.run for each in store.latest(task)} == {"killed"}
+            assert len(observer.notes) == n_notes
+    assert observer.notes[0].startswith("2 trials of a killed attempt were not in ")
+
+
+def test_trials_of_a_store_that_was_pruned_are_not_lost(tmp_path: Path, make_session: Any) -> None:
+    mod, observer, database = te_workload("GMM"), Notes(), RunDatabase(tmp_path)
+    history = History(tasks={"main": TaskHistory()}, run={"run_id": "killed"})
+    history.tasks["main"].add_latencies([2.0])
+    session = make_session(history=history, observer=observer)
+    copy_record(make_record(mod, session.target, 2e-3), database)
+    context: Any = SimpleNamespace(task_name="main", mod=mod, target=session.target)
+    with RecordStore(tmp_path / RUN_STORE) as own:
+        warm_start._add_lost(session, own, [context], database)
+        assert own.stats() == []
+    assert observer.notes == []
 
 
 def test_a_disqualified_candidate_reaches_no_goal_of_a_resumed_run(make_session: Any) -> None:
@@ -205,3 +258,59 @@ def test_a_resumed_cost_model_learns_no_disqualified_candidate(
         warm_start._restore(session, own, [context], model)
     assert learned == [2e-3]
     assert journal.of("restored") == [{"event": "restored", "n_samples": 1}]
+
+
+class Scheduler:
+    """Keeps what it is given."""
+
+    def set_prior(self, prior: Any) -> None:
+        self.prior = dict(prior)
+
+
+def attempt(run_id: str, n_stored: int | None, n_trials: int) -> list[dict[str, Any]]:
+    """Return the events of an attempt at a run, None without a store."""
+    recalled = [] if n_stored is None else [{"event": "recalled", "n_trials": {"main": n_stored}}]
+    measured = {"event": "measured", "task": "main", "latencies_ms": [2.0] * n_trials}
+    return [{"event": "journal"}, {"event": "run", "run_id": run_id}, *recalled, measured]
+
+
+@pytest.mark.parametrize(
+    ("events", "n_left"),
+    [
+        ([], 3),
+        (attempt("mine", 0, 2), 0),
+        (attempt("mine", None, 2), 0),
+        (attempt("mine", 1, 2), 1),
+        (attempt("mine", 1, 0), 3),  # it is begun now
+        ([*attempt("mine", 1, 2), *attempt("again", 3, 2)], 1),
+        ([*attempt("mine", 1, 0), *attempt("again", 2, 2)], 2),
+        ([*attempt("mine", 1, 0), *attempt("again", None, 2)], 0),
+    ],
+)
+def test_what_other_runs_did_since_a_run_began_a_task_is_no_history_of_its_own(
+    tmp_path: Path,
+    make_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[dict[str, Any]],
+    n_left: int,
+) -> None:
+    mod, history, scheduler = te_workload("GMM"), History(), Scheduler()
+    for event in events:
+        history.add(event)
+    monkeypatch.setattr(warm_start, "model_hooks", lambda _part: None)
+    monkeypatch.setattr(warm_start, "scheduler_hooks", lambda part: part)
+    context: Any = SimpleNamespace(task_name="main", mod=mod)
+    parts: Any = SimpleNamespace(
+        cost_model=None, transfer_pool=TransferPool(), task_scheduler=scheduler
+    )
+    with RecordStore(tmp_path / "records.db") as store:
+        session = make_session(journal=MemoryJournal(), store=store, history=history)
+        context.target = session.target
+        task = task_of(mod, session.target, "then")
+        made = [trial_of(make_record(mod, session.target, 1e-3 * n, n)) for n in (1, 2, 3)]
+        store.add(task, [dataclasses.replace(each, run="other") for each in made])
+        store.add_finals(task, made[:1])  # a play-off has proven it
+        warm_start._warm_start(session, store, [context], parts)
+    prior = scheduler.prior["main"]
+    assert prior.is_proven
+    assert prior.latencies_ms == pytest.approx([1.0, 2.0, 3.0][:n_left])

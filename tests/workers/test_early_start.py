@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_adaptive.workers.early_start import RUN_MODULES, command_of, early_server
+from tvm_adaptive.workers.early_start import RUN_MODULES, command_of, early_server, early_start
 from tvm_adaptive.workers.main import hidden
 
 
@@ -32,6 +32,19 @@ def test_only_a_command_of_ours_starts_early(
 
 def test_another_program_has_no_early_server() -> None:
     assert early_server() is None
+
+
+def test_an_interrupt_while_a_command_starts_has_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    early_server()  # remembered: this program has none
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tvm-adaptive", "tune", "te:GMM"])
+    with pytest.raises(SystemExit) as caught, early_start():
+        raise KeyboardInterrupt
+    assert caught.value.code == 130
+    monkeypatch.setattr(sys, "argv", ["/home/me/program.py", "tune"])
+    with pytest.raises(KeyboardInterrupt), early_start():
+        raise KeyboardInterrupt
 
 
 def test_the_modules_of_workers_exist() -> None:

@@ -328,6 +328,12 @@ def test_answers_may_come_in_any_order(make_server, fake):
         wait(first)
 
 
+def test_entries_of_the_path_that_python_skips_are_skipped(make_server, monkeypatch):
+    monkeypatch.setattr(sys, "path", [Path("/nowhere"), *sys.path])
+    worker = ask(make_server())
+    assert pid_of(worker) > 1
+
+
 def test_no_news_is_no_end(make_server):
     server = make_server()
     worker, process = Worker(server), None

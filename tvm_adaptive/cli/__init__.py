@@ -14,11 +14,14 @@ from typing import NoReturn
 import psutil
 
 import tvm_adaptive
-from tvm_adaptive.cli import apply, db, doctor, report, show, tune
-from tvm_adaptive.cli.console import EXIT_BAD_INPUT, flush_or_drop
-from tvm_adaptive.cli.native_log import StandardErrorHandler
-from tvm_adaptive.errors import AdaptiveError
-from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED, raise_when_signalled
+from tvm_adaptive.workers.early_start import early_start
+
+with early_start():
+    from tvm_adaptive.cli import apply, db, doctor, report, show, tune
+    from tvm_adaptive.cli.console import EXIT_BAD_INPUT, flush_or_drop
+    from tvm_adaptive.cli.native_log import StandardErrorHandler
+    from tvm_adaptive.errors import AdaptiveError
+    from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED, raise_when_signalled
 
 logger = logging.getLogger(__name__)
 

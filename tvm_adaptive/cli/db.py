@@ -16,6 +16,7 @@ from rich.text import Text
 from tvm_adaptive.cli.arguments import parse_count
 from tvm_adaptive.cli.console import EXIT_OK, PlainConsole, unless_closed
 from tvm_adaptive.database import maintenance
+from tvm_adaptive.tuning.target import possible_targets
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,6 +43,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     export = actions.add_parser("export", help="write a JSON database of MetaSchedule")
     export.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     export.add_argument("--best", type=parse_count, metavar="N", help="at most N of each task")
+    export.add_argument(
+        "--target", metavar="T", help="whose records, as of tune; needed if there are several"
+    )
     read = actions.add_parser("import", help="add a run's records, a JSON database or a store")
     read.add_argument("source", type=Path, metavar="PATH", help="a directory, or a store's file")
     prune = actions.add_parser("prune", help="delete all but the fastest trials of each task")
@@ -69,7 +73,8 @@ def _stats(options: argparse.Namespace) -> str:
 
 
 def _export(options: argparse.Namespace) -> str:
-    n_written = maintenance.export_records(options.store, options.folder, options.best)
+    targets = [] if options.target is None else possible_targets(options.target)
+    n_written = maintenance.export_records(options.store, options.folder, options.best, targets)
     return f"{options.folder}: {n_written} records"
 
 

@@ -214,6 +214,12 @@ class Dataset:
         rows, y, errors = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(y), np.concatenate(errors)
 
+    def n_learned(self, target: TargetKind) -> int:
+        """Return the number of samples of :meth:`training_set`."""
+        sizes = ((len(task.seconds), int(task.succeeded.sum())) for _, task in self)
+        # Before its first success, a task has no target.
+        return sum(n if learns_failures(target) else n_ok for n, n_ok in sizes if n_ok)
+
     def validity_set(self) -> tuple[Rows, FloatArray]:
         """Return all samples with 1.0 for a success and 0.0 for a failure."""
         if not self._tasks:

@@ -72,7 +72,8 @@ class FamilySurrogate(Surrogate):
         part = self.parts.get(self._family_of.get(key, ""))
         if part is None or part.dataset.n_tasks < self.min_tasks:
             return self
-        return part if len(part.dataset) >= self.min_samples else self
+        n_learned = part.dataset.n_learned(self.options.target)
+        return part if n_learned >= self.min_samples else self
 
     def header(self) -> dict[str, Any]:
         """Return options, seed and families for a saved file; JSON-ready."""

@@ -33,7 +33,8 @@ class RFEIFamilyCostModel(RFEICostModel._cls):  # type: ignore[misc, name-define
     """Forests and expected improvement, one forest for each family of tasks.
 
     FamilySeer (ICPP 2023). While a family has fewer than ``min_tasks`` tasks or
-    ``min_samples`` samples, one forest of all tasks answers for it.
+    ``min_samples`` samples that its forest learns, one forest of all tasks answers for it.
+    Failures are among these with target ``"throughput"`` alone.
 
     Parameters
     ----------

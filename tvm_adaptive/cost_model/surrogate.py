@@ -80,8 +80,8 @@ class SurrogateOptions:
     target : {"root", "log", "throughput"}, default "root"
         What the forest learns: ``"root"`` or ``"log"``, a transform of the throughput
         relative to the task's ceiling, failures apart in a model of their own; or
-        ``"throughput"``, the throughput relative to the task's best, failures as 0. See
-        :mod:`tvm_adaptive.cost_model.targets`.
+        ``"throughput"``, the throughput relative to the task's best, failures as 0. Failed
+        builds are learned with no target. See :mod:`tvm_adaptive.cost_model.targets`.
     acquisition : {"ei", "mean"} or callable, default "ei"
         ``"ei"`` scores by expected improvement, ``"mean"`` by the forecast alone; a
         function of mean, standard deviation and incumbent (arrays of shape (n,), and a

@@ -9,11 +9,11 @@ import dataclasses
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import TVM_VERSION, TuningRecord, Workload
+from tvm_adaptive._tvm import TVM_VERSION, Target, TuningRecord, Workload
 from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url, url_of
 from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
@@ -23,6 +23,7 @@ from tvm_adaptive.database.verdicts import (
     VerdictFile,
     candidate_key,
     mean_sec,
+    program_key,
     proven,
     sound,
     trusted,
@@ -35,6 +36,8 @@ from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 # With 10 kB each, as of a network, some megabytes: less than a server has seconds for.
 _TRIALS_PER_WRITE = 256
+# Of a run's directory: the database of winners, as the play-off names it.
+_FINAL_FOLDER = "final"
 
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
@@ -49,10 +52,12 @@ def prune(store: str, keep: int) -> tuple[str, int]:
         return opened.name, opened.prune(keep)
 
 
-def export_records(store: str, folder: Path, best: int | None = None) -> int:
-    """Write a store, or the best of each task, as MetaSchedule's JSON database."""
+def export_records(
+    store: str, folder: Path, best: int | None = None, targets: Sequence[Target] = ()
+) -> int:
+    """Write a store's records of one target, or the best of each task, as a JSON database."""
     with _open(store, must_exist=True) as opened:
-        return export_json(opened, folder, best)
+        return export_json(opened, folder, best, targets)
 
 
 def import_records(store: str, source: Path) -> tuple[str, int, int]:
@@ -89,13 +94,25 @@ def _import_folder(opened: RecordStore, path: Path, folder: Path) -> tuple[int, 
 
 
 def _import_verdicts(store: RecordStore, folder: Path, environment: Environment) -> None:
-    """Add a run's verdicts of the tasks that a store knows."""
+    """Add a run's verdicts of the tasks that it or the store knows."""
     file = VerdictFile(folder, environment.tvm or str(TVM_VERSION))
     verdicts = file.read(with_loose=False)
-    for task in store.tasks():
-        if finals := verdicts.get(task.identity):
+    # A draft, and what only an earlier run has measured, is a record of the winners alone.
+    tasks = {task.identity: task for task in _tasks_in(folder / _FINAL_FOLDER)}
+    tasks |= {task.identity: task for task in store.tasks()}
+    for identity, task in tasks.items():
+        if finals := verdicts.get(identity):
             here = [dataclasses.replace(each, environment=environment) for each in finals]
             _add_finals(store, task, here)
+
+
+def _tasks_in(folder: Path) -> Iterator[StoredTask]:
+    """Yield the task of each readable record of a JSON database; nothing without one."""
+    workloads = [_workload(line) for line in lines_of(folder / WORKLOAD_FILE)]
+    for line in lines_of(folder / RECORD_FILE):
+        if (parsed := _record(line, workloads)) is not None:
+            index, record = parsed
+            yield task_of(workloads[index].mod, target_text(record.target), "main")
 
 
 def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
@@ -125,8 +142,13 @@ def _open(store: str, *, must_exist: bool = False) -> RecordStore:
     return RecordStore(url)
 
 
-def export_json(store: RecordStore, folder: Path, best: int | None = None) -> int:
-    """Write a store as a JSON database; return the number of records.
+def export_json(
+    store: RecordStore, folder: Path, best: int | None = None, targets: Sequence[Target] = ()
+) -> int:
+    """Write a store's records of one target as a JSON database; return the number of records.
+
+    MetaSchedule does not distinguish records by target. Of ``targets``, it is the first that
+    the store has records of; they are needed where it has several.
 
     Disqualified candidates, wrong results above all, are left out: MetaSchedule would take
     the fastest of them. So are unchecked candidates of a task that are recorded as faster than
@@ -135,18 +157,16 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     """
     if any((folder / name).exists() for name in (WORKLOAD_FILE, RECORD_FILE)):
         raise InvalidOptionError(f"{folder} holds a database already; name another folder.")
-    indices: dict[str, int] = {}
     workloads: list[str] = []
     records: list[str] = []
-    for task in store.tasks():
+    for task in store.tasks(target=_target_of_export(store, targets)):
         finals = store.finals(task)
         trials = sound(finals, store.latest(task)) if best is None else trusted(store, task, best)
         trials = _with_winner(finals, without_lucky(finals, trials))
         timed = [trial for trial in trials if trial.seconds is not None]
-        if timed and task.workload_key not in indices:
-            indices[task.workload_key] = len(workloads)
+        records += [f"[{len(workloads)},{trial.record}]" for trial in timed]
+        if timed:
             workloads.append(task.workload)
-        records += [f"[{indices[task.workload_key]},{trial.record}]" for trial in timed]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / WORKLOAD_FILE).write_text("".join(f"{line}\n" for line in workloads))
@@ -158,13 +178,33 @@ def export_json(store: RecordStore, folder: Path, best: int | None = None) -> in
     return len(records)
 
 
+def _target_of_export(store: RecordStore, targets: Sequence[Target]) -> str | None:
+    """Return the target to export; None if the store has no record."""
+    found = dict.fromkeys(
+        each.task.target for each in store.stats() if each.n_trials or store.finals(each.task)
+    )
+    named = [text for text in map(target_text, targets) if text in found]
+    if named or (len(found) <= 1 and not targets):
+        return next(iter(named or found), None)
+    known = ", ".join(f"'{json.dumps(json.loads(text))}'" for text in found)
+    if targets:
+        raise InvalidOptionError(
+            f"{store.name} has no records of the target {target_text(targets[0])}. Its targets "
+            f"are: {known or 'none'}."
+        )
+    raise InvalidOptionError(
+        f"{store.name} has records of {len(found)} targets, which MetaSchedule does not "
+        f"distinguish. Name one with --target: {known}."
+    )
+
+
 def _with_winner(finals: Sequence[StoredTrial], trials: list[StoredTrial]) -> list[StoredTrial]:
     """Return trials with what is proven, also if it was pruned, or slower in the search."""
     winner = proven(finals)
     if winner is None:
         return trials
-    key = candidate_key(winner)
-    own_secs = [mean_sec(each) for each in trials if candidate_key(each) == key]
+    key = program_key(winner)
+    own_secs = [mean_sec(each) for each in trials if program_key(each) == key]
     return trials if min(own_secs, default=math.inf) <= mean_sec(winner) else [*trials, winner]
 
 
@@ -189,7 +229,7 @@ def import_json(
         trial = dataclasses.replace(trial, environment=environment)
         found[index, target_text(record.target)].append(trial)
     for (index, target), trials in found.items():
-        n_added += _add_new(store, task_of(workloads[index].mod, target, "main"), trials)
+        n_added += add_new(store, task_of(workloads[index].mod, target, "main"), trials)
     return n_added, n_lines - n_added
 
 
@@ -198,14 +238,14 @@ def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
     n_added = n_known = 0
     for task in other.tasks():
         trials = other.latest(task)
-        n_new = _add_new(store, task, trials)
+        n_new = add_new(store, task, trials)
         n_added += n_new
         n_known += len(trials) - n_new
         _add_finals(store, task, other.finals(task))
     return n_added, n_known + other.n_left_out
 
 
-def _add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> int:
+def add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> int:
     """Add the trials that a store does not hold; return how many."""
     # Not by the texts of the records, which differ between a file and memory.
     places: defaultdict[tuple[str, float | None], set[Environment]] = defaultdict(set)

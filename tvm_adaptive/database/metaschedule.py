@@ -21,16 +21,16 @@ from tvm_adaptive._tvm import (
     anchor_of,
     copy_record,
     derived_object,
-    json_database,
     memory_database,
     record_as_json,
     workload_key,
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.repair import copy_readable
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import proven, sound
-from tvm_adaptive.errors import as_invalid_option
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.values.trial import median_sec
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -79,17 +79,21 @@ def record_of(trial: StoredTrial, workload: Workload) -> TuningRecord | None:
         return None
 
 
-def readable_database(work_dir: Path) -> Database:
+def readable_database(work_dir: Path) -> RunDatabase:
     """Return the readable part of a JSON database that a run may be writing to.
 
-    Raises InvalidOptionError where another version of TVM has written programs that the
-    present one does not know.
+    Records that TVM cannot apply are left out when they are read. Raises InvalidOptionError
+    where another version of TVM has written programs that the present one does not know.
     """
-    with ScratchFolder("database") as folder:
-        if not copy_readable(work_dir, folder):
-            return memory_database()
-        with as_invalid_option(f"TVM {TVM_VERSION} cannot read the records in {work_dir}"):
-            return json_database(folder)
+    copy = ScratchFolder("database")
+    has_records = copy_readable(work_dir, copy.path)
+    database = RunDatabase(work_dir, copy)
+    if has_records and not database.readable_workloads:
+        raise InvalidOptionError(
+            f"TVM {TVM_VERSION} cannot read the records in {work_dir}: another version has "
+            "written their programs. Use that one."
+        )
+    return database
 
 
 @derived_object

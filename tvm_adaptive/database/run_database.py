@@ -36,6 +36,7 @@ from tvm_adaptive.database.verdicts import disqualified_in, trace_key
 from tvm_adaptive.errors import summary_line
 from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC, median_sec
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +81,17 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
     the next one. Unreadable lines are left out, see
     :func:`~tvm_adaptive.database.repair.repair_database`. Records of candidates that a
     play-off of the run had disqualified when it was opened count as failed ones. One process
-    writes at a time.
+    writes at a time. Only a copy of the files is read and written if there is one; it stays as
+    long as the object.
     """
 
-    def __init__(self, work_dir: Path) -> None:
+    def __init__(self, work_dir: Path, copy: ScratchFolder | None = None) -> None:
         super().__init__()
         self._work_dir = Path(work_dir)
-        self._workload_file = Path(work_dir) / WORKLOAD_FILE
-        self._record_file = Path(work_dir) / RECORD_FILE
+        self._copy = copy
+        folder = self._work_dir if copy is None else copy.path
+        self._workload_file = folder / WORKLOAD_FILE
+        self._record_file = folder / RECORD_FILE
         self._workloads: list[Workload | None] = []  # by line; None where it is damaged
         self._numbers: dict[str, int] = {}  # line number of a workload by its key
         # By the line number of the workload.
@@ -100,6 +104,11 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         self._recent = functools.lru_cache(maxsize=_N_RECENT)(self._record_at)
         self._read_workloads()
         self._read_records()
+
+    @property
+    def readable_workloads(self) -> list[Workload]:
+        """The workloads that TVM can read, in the order written."""
+        return [self._workloads[number] for number in self._numbers.values()]
 
     def has_workload(self, mod: IRModule) -> bool:
         """Return whether a workload is in the database."""
@@ -155,11 +164,20 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
         )
         return [record for record in records if record is not None]
 
-    def records_of(self, mod: IRModule) -> Iterator[TuningRecord]:
-        """Yield the records of a workload in the order written, failed trials included."""
+    def n_records_of(self, mod: IRModule) -> int:
+        """Return the number of records of a workload, failed trials included."""
+        number = self._numbers.get(workload_key(mod))
+        return 0 if number is None else len(self._indices[number].offsets)
+
+    def records_of(self, mod: IRModule, last: int | None = None) -> Iterator[TuningRecord]:
+        """Yield the records of a workload in the order written, failed trials included.
+
+        With ``last``, only the last so many.
+        """
         number = self._numbers.get(workload_key(mod))
         if number is not None:
-            for offset in list(self._indices[number].offsets):
+            offsets = list(self._indices[number].offsets)
+            for offset in offsets if last is None else offsets[max(0, len(offsets) - last) :]:
                 if (record := self._record_at(number, offset)) is not None:
                     yield record
 
@@ -192,7 +210,8 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
             try:
                 workload = Workload.from_json(json.loads(line))
             except Exception:  # TVM's parser may raise anything
-                logger.warning("%s, line %d cannot be read", self._workload_file, number + 1)
+                path = self._work_dir / WORKLOAD_FILE
+                logger.warning("%s, line %d cannot be read", path, number + 1)
                 self._workloads.append(None)
                 continue
             self._workloads.append(workload)
@@ -219,7 +238,7 @@ class RunDatabase(PyDatabase):  # type: ignore[misc]
                 mean_sec = math.inf
             self._indices[number].add(mean_sec, offset)
         if n_damaged:
-            logger.warning("%s: left out %d unreadable lines", self._record_file, n_damaged)
+            logger.warning("%s: left out %d unreadable records", self._work_dir, n_damaged)
 
 
 def _mean_sec(fields: list[Any]) -> float:

@@ -26,7 +26,7 @@ from tvm_adaptive.database.records import (
     trial_of_row,
 )
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.values.trace_json import choices_of
+from tvm_adaptive.values.trace_json import choices_of, without_flags
 
 logger = logging.getLogger(__name__)
 
@@ -92,14 +92,15 @@ def without_lucky(
 ) -> list[StoredTrial]:
     """Return trials without unchecked ones that are recorded as faster than a proven one.
 
-    A compiler that takes the fastest of them then takes a checked one.
+    A compiler that takes the fastest of them then takes a checked one. Of a candidate that was
+    checked, another program, such as one that prefetches, was not.
     """
     finals = list(finals)
     winner = proven(finals)
     if winner is None:
         return list(trials)
-    known, least_sec = checked(finals), mean_sec(winner)
-    return [each for each in trials if mean_sec(each) >= least_sec or candidate_key(each) in known]
+    known, least_sec = _checked_programs(finals), mean_sec(winner)
+    return [each for each in trials if mean_sec(each) >= least_sec or program_key(each) in known]
 
 
 def mean_sec(trial: StoredTrial) -> float:
@@ -116,6 +117,16 @@ def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:
     """Return the candidates whose latest play-off found them sound."""
     return frozenset(
         key for key, each in _verdicts(finals).items() if each.trial.seconds is not None
+    )
+
+
+def _checked_programs(finals: Sequence[StoredTrial]) -> frozenset[str]:
+    """Return the programs that their candidates' latest play-off found sound."""
+    runs = {key: each.trial.run for key, each in _verdicts(finals).items() if each.trial.seconds}
+    return frozenset(
+        program_key(each)
+        for each in finals
+        if each.seconds is not None and runs.get(candidate_key(each)) == each.run
     )
 
 
@@ -161,6 +172,14 @@ def candidate_key(trial: StoredTrial) -> str:
     """Return a candidate's key, or an unreadable text itself."""
     try:
         return trace_key(json.loads(trial.record)[0])
+    except (TypeError, ValueError, IndexError, KeyError, RecursionError):
+        return trial.record
+
+
+def program_key(trial: StoredTrial) -> str:
+    """Return a key that only records of the same program share, or an unreadable text itself."""
+    try:
+        return json.dumps(without_flags(json.loads(trial.record)[0]))
     except (TypeError, ValueError, IndexError, KeyError, RecursionError):
         return trial.record
 

@@ -1,4 +1,4 @@
-"""Digests of models, by which a resumed run checks that it has the same one.
+"""Digests of models, by which a run that is resumed or applied has the same one.
 
 The digest of a file covers its bytes, and external weights of ONNX. The digest of a model
 made in Python (a built-in name, a factory, a module) covers its operators, shapes and
@@ -24,6 +24,9 @@ from tvm_adaptive.models.frontend.onnx_graph import external_files
 
 logger = logging.getLogger(__name__)
 
+# What to note where no digest was kept, or that of another version of TVM.
+MODEL_ASSUMED = "the journal does not say which model it was: this one is assumed"
+_NEW_RUN = "Start a new run in another --work-dir; the store has the records."
 _READ_BYTES = 1 << 20
 
 
@@ -83,8 +86,10 @@ def content_of(model: Any) -> str:
     return f"structure, TVM {TVM_VERSION}:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def check_same_model(before: Mapping[str, Any], now: ModelSource, work_dir: Path) -> bool:
-    """Say if a resumed run's model is known to be the same; raise OtherModelError if it is not."""
+def check_same_model(
+    before: Mapping[str, Any], now: ModelSource, work_dir: Path, fix: str = _NEW_RUN
+) -> bool:
+    """Say if a model is known to be a run's; raise OtherModelError, with a fix, if it is not."""
     kind, _, digest = str(before.get("content") or "").rpartition(":")
     kind_now, _, digest_now = now.content.rpartition(":")
     shapes, shapes_now = before.get("input_shapes", {}), now.input_shapes
@@ -98,7 +103,7 @@ def check_same_model(before: Mapping[str, Any], now: ModelSource, work_dir: Path
         return kind == kind_now and bool(digest)
     raise OtherModelError(
         f"The model {now.what or ''} is not the one that the run in {work_dir} started with: "
-        f"{change} changed. Start a new run in another --work-dir; the store has the records."
+        f"{change} changed. {fix}"
     )
 
 

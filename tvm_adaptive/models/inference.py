@@ -108,10 +108,9 @@ class CompiledModel:
             )
         torch = sys.modules.get("torch")
         is_torch = torch is not None and any(isinstance(each, torch.Tensor) for each in arrays)
-        # Lists of numbers have no shape.
+        # Lists of numbers, and what only numpy can read, have no DLPack.
         is_numpy = not is_torch and all(
-            isinstance(each, (np.ndarray, np.generic))
-            or not (hasattr(each, "shape") or hasattr(each, "__dlpack__"))
+            isinstance(each, (np.ndarray, np.generic)) or not hasattr(each, "__dlpack__")
             for each in arrays
         )
         values = [
@@ -197,10 +196,9 @@ def _as_tensor(array: Any, name: str, shape: tuple[int, ...], dtype: str) -> Any
     """Return an array as TVM's tensor, without a copy if possible."""
     torch = sys.modules.get("torch")
     known = (np.ndarray, np.generic, Tensor, *(() if torch is None else (torch.Tensor,)))
-    if hasattr(array, "__dlpack__") and not isinstance(array, known):
-        array = _array_of_other(array, name, dtype)
-    if not hasattr(array, "shape"):
-        array = _array_of_numbers(array, name, dtype)
+    if not isinstance(array, known):
+        read = _array_of_other if hasattr(array, "__dlpack__") else _array_of_numbers
+        array = read(array, name, dtype)
     if isinstance(array, np.generic):
         array = np.asarray(array)
     if tuple(array.shape) != shape or _dtype_name(array.dtype) != dtype:

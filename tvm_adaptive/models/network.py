@@ -42,6 +42,8 @@ class Original:
     framework: str  # name and version, for messages
     # from the inputs, in the order of ``main``, to the outputs
     run: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]]
+    # The same with other kernels, which round otherwise; None if there are none.
+    run_plainly: Callable[[Sequence[npt.NDArray[Any]]], list[npt.NDArray[Any]]] | None = None
     # A file with the model, which may be written to the given folder; None if there is none.
     file: Callable[[Path], Path] | None = None
     memory_bytes: int | None = None  # that a process may allocate which opens the file
@@ -90,6 +92,11 @@ class Network:
         names = attributes.get(_OUTPUT_NAMES) if attributes else None
         return [str(name) for name in names or ()]
 
+    @property
+    def rounds(self) -> bool:
+        """Whether it rounds numbers to steps, of which the least difference may choose another."""
+        return any(_is_rounding(each.value) for each in bindings_of(main_of(self.mod)))
+
     def inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Return the user's sample, or random inputs without one.
 
@@ -133,6 +140,7 @@ class Network:
         outputs: Sequence[npt.NDArray[Any]],
         expected: Sequence[npt.NDArray[Any]],
         rtol: float,
+        spreads: Sequence[float] = (),
     ) -> str | None:
         """Say where outputs disagree with those of a framework, which is not exact either.
 
@@ -142,6 +150,9 @@ class Network:
             Of this network, and of the framework.
         rtol : float
             As of :func:`~tvm_adaptive.models.outputs_agree`.
+        spreads : sequence of float
+            How far each output may be off in any case, if the network rounds; see
+            :attr:`rounds`.
 
         Returns
         -------
@@ -154,7 +165,31 @@ class Network:
             _FRAMEWORK_ERROR * min(scale, max(1.0, largest_size(each)))
             for scale, each in zip(scales, expected, strict=False)
         ]
+        if any(spreads) and len(outputs) == len(expected) == len(spreads):
+            rest = len(expected) - len(floors)
+            floors = list(map(max, [*floors, *[0.0] * rest], spreads))
+            # An integer of a step, too, may be another one.
+            outputs = _as_floats(outputs, spreads)
+            expected = _as_floats(expected, spreads)
         return outputs_problem(outputs, expected, rtol, floors=floors, names=self.output_names)
+
+
+def _is_rounding(value: Any) -> bool:
+    name = operator_of(value)
+    if name in ("relax.round", "relax.quantize"):
+        return True
+    kinds = [str(each.ty.dtype) for each in (*value.args, value)] if name == "relax.astype" else []
+    return bool(kinds) and "float" in kinds[0] and "int" in kinds[1]
+
+
+def _as_floats(
+    outputs: Sequence[npt.NDArray[Any]], spreads: Sequence[float]
+) -> list[npt.NDArray[Any]]:
+    """Return outputs of which the integers that have a spread are floats."""
+    return [
+        each.astype(np.float64) if spread > 0 and not is_float(each.dtype) else each
+        for each, spread in zip(outputs, spreads, strict=True)
+    ]
 
 
 def network_of_nn(

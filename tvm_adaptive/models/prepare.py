@@ -177,7 +177,7 @@ def _has_convolutions(mod: IRModule) -> bool:
 
 def call_counts(mod: IRModule) -> Counter[str]:
     """Count the calls of tensor functions in a module's Relax functions; views are none."""
-    names = Counter(str(call.args[0].name_hint) for call in _calls(mod))
+    names = Counter(str(call.args[0].name_hint) for call in tensor_calls(mod))
     return Counter({name: n for name, n in names.items() if not _tvm.is_reshape(mod[name])})
 
 
@@ -191,12 +191,13 @@ def output_counts(mod: IRModule) -> dict[str, int]:
     """Return how many outputs each tensor function has that Relax functions call; but for views."""
     found = {
         str(call.args[0].name_hint): len(getattr(call.ty, "fields", (None,)))
-        for call in _calls(mod)
+        for call in tensor_calls(mod)
     }
     return {name: n for name, n in found.items() if not _tvm.is_reshape(mod[name])}
 
 
-def _calls(mod: IRModule) -> Iterator[relax.Call]:
+def tensor_calls(mod: IRModule) -> Iterator[relax.Call]:
+    """Yield the calls of tensor functions in the Relax functions of a module."""
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
             for binding in _tvm.bindings_of(function):

@@ -135,9 +135,10 @@ def slots_chart(history: RunHistory) -> Chart:
     return Chart(
         "slots",
         "Slots of each task, and their reasons",
-        "Tasks by their share of the latency, the largest on top. The scheduler gives each "
-        "slot to the task that promises the largest gain per second; warm-up gives every "
-        "task a first result. Point at a slot to see its expected gain.",
+        "Tasks by their share of the latency, the largest on top, those of forms that the network "
+        "does not use at the bottom. The scheduler gives each slot to the task that promises the "
+        "largest gain per second; warm-up gives every task a first result. Point at a slot to see "
+        "its expected gain.",
         data,
         {
             "barmode": "overlay",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.measure_callback.progress import TaskProgress
 from tvm_adaptive.report.trials import TrialJoiner, TrialRow
+from tvm_adaptive.runner.playoff.finalist import is_refutation
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
@@ -56,6 +57,7 @@ class RunHistory(History):
     keeps_all: bool = True  # False: only what a screen shows
     # (seconds, milliseconds): the sum of the tasks' best latencies
     curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    weighted_ms: float | None = None  # that sum now; None until every task has a time
     slots: list[PlayedSlot] = dataclasses.field(default_factory=list)
     # Events of the search, the model, the runner and of remote devices.
     rounds: list[Event] = dataclasses.field(default_factory=list)
@@ -98,16 +100,22 @@ class RunHistory(History):
         used = {task.name for task in self.used_tasks}
         # A run's end may have chosen other forms than the times of trials suggest.
         reported = {str(each["name"]): each.get("is_used", True) for each in self.reported_tasks}
+        names = (self.tasks.keys() | self.weights.keys() | reported.keys()) - self._gone
         return {
-            name
-            for name in self.tasks.keys() - self._gone
-            if reported.get(name, name not in self.weights or name in used)
+            name for name in names if reported.get(name, name not in self.weights or name in used)
         }
 
     @property
     def reported_tasks(self) -> Sequence[Event]:
         """What the report says of each task; nothing while another attempt goes on."""
         return () if self.state == _RUNNING else (self.last_report or {}).get("tasks") or ()
+
+    @property
+    def current_report(self) -> Event:
+        """The report on the library that is there; empty if there is none."""
+        # An attempt that goes on, or was interrupted, may have left an earlier library.
+        ended = None if self.state == _RUNNING else self.last_report
+        return self.report or self.library_report or ended or {}
 
     def limit_ms(self, task: TaskHistory) -> float:
         """Return the least milliseconds of a task by the roofline; NaN if that is not known."""
@@ -121,24 +129,33 @@ class RunHistory(History):
         return () if self.comparison is None else self.comparison.peers
 
     def deployed_tasks(self) -> list[TaskHistory]:
-        """Return all tasks as the network would have them, by their share, largest first.
+        """Return the tasks that the network would use, or that had a trial, by their share.
 
-        Of a run that has ended, a checked task has the time that the report gives: a faster
+        Of a run that has ended, a used task has the time that the report gives, or none: a faster
         trial may have computed something else.
         """
-        tasks = dict(self.tasks)
-        for task in self.used_tasks:  # also those that no trial has reached
-            tasks.setdefault(task.name, TaskHistory(name=task.name, weight=task.weight))
-        for each in self.reported_tasks:
-            name, is_checked = str(each["name"]), each.get("played_off") or each.get("in_network")
-            if name in tasks and is_checked and each.get("best_sec") is not None:
-                tasks[name] = dataclasses.replace(tasks[name], best_sec=float(each["best_sec"]))
-        return sorted(tasks.values(), key=lambda task: -task.share_ms)
+        used = self.network_tasks()
+        reported = {str(each["name"]): each for each in self.reported_tasks}
+        tasks = {name: task for name, task in self.tasks.items() if task.n_trials or name in used}
+        for name in (*self.weights, *reported):  # also those that no trial has reached
+            if name in used and name not in tasks:
+                weight = self.weights.get(name) or float(reported[name].get("weight") or 1.0)
+                tasks[name] = TaskHistory(name=name, weight=weight)
+        for name, each in reported.items():
+            # Of other forms, nothing was checked in the end.
+            if name in tasks and each.get("is_used", True) and "best_sec" in each:
+                best_sec = math.inf if each["best_sec"] is None else float(each["best_sec"])
+                tasks[name] = dataclasses.replace(tasks[name], best_sec=best_sec)
+        return self._by_share(tasks.values())
 
     @property
     def heaviest(self) -> list[TaskHistory]:
-        """Tasks by their share of the network's latency, largest first."""
-        return sorted(self.tasks.values(), key=lambda task: -task.share_ms)
+        """Tasks by their share of the network's latency, largest first; then those without one."""
+        return self._by_share(self.tasks.values())
+
+    def _by_share(self, tasks: Iterable[TaskHistory]) -> list[TaskHistory]:
+        used = self.network_tasks()
+        return sorted(tasks, key=lambda task: (task.name not in used, -task.share_ms))
 
     def _task(self, event: Event) -> TaskHistory:
         task = super()._task(event)
@@ -160,7 +177,8 @@ class RunHistory(History):
         self.curve.clear()
         self.trials.clear()
         self._joiner = TrialJoiner()
-        self.untuned_sec = self.comparison = self.last_report = self.roofline = None
+        self.report = self.library_report = self.last_report = None
+        self.untuned_sec = self.weighted_ms = self.comparison = self.roofline = None
 
     def _forget_run(self) -> None:
         """Forget everything: another run in the same folder is none of it."""
@@ -211,6 +229,10 @@ class RunHistory(History):
             self.forms[name] = FormKey(str(task.get("group", "")), str(task.get("form", DIRECT)))
             self.n_bytes[name] = float(task.get("bytes") or 0.0)
         self._gone = (self._gone | former) - self.weights.keys()
+        # The last sum may be of tasks that are gone; results will bring the next one.
+        used = self.used_tasks
+        sum_ms = 1e3 * math.fsum(task.share_sec for task in used)
+        self.weighted_ms = sum_ms if used and math.isfinite(sum_ms) else None
 
     def _add_untuned(self, event: Event) -> None:
         if event.get("seconds") is not None:
@@ -250,11 +272,22 @@ class RunHistory(History):
             task, best_ms = self._task(event), event["best_ms"]
             best_sec = math.inf if best_ms is None else float(best_ms) / 1e3
             task.best_sec = max(task.best_sec, best_sec)
-        weighted_ms = event.get("weighted_ms")
-        if weighted_ms is not None:
+        sum_ms = event.get("weighted_ms")
+        self.weighted_ms = None if sum_ms is None else float(sum_ms)
+        if self.weighted_ms is not None:
             if not self.keeps_all:
                 self.curve.clear()
-            self.curve.append((event["time_sec"], float(weighted_ms)))
+            self.curve.append((event["time_sec"], self.weighted_ms))
+
+    def _add_playoff(self, event: Event) -> None:
+        lost_ms = [
+            float(each["recorded_ms"])
+            for each in event.get("candidates") or ()
+            if is_refutation(str(each.get("disqualified") or ""))
+            and each.get("recorded_ms") is not None  # None: a draft, which was no trial
+        ]
+        if self.keeps_all and lost_ms:
+            self.trials = self._joiner.disqualify(self.trials, str(event["task"]), lost_ms)
 
     def _add_library(self, _event: Event) -> None:
         self.comparison = None  # of the library before it

@@ -33,14 +33,14 @@ def screen(history: RunHistory, budget: Budget | None, stage: str) -> Renderable
 
 def latency_line(history: RunHistory) -> str:
     """Return the sum of the tasks' best latencies, against the untuned; "" before a search."""
-    if not history.curve:
+    if history.weighted_ms is None:
         # Of other forms, as plain lines count: the network needs one form only.
         if not history.weights:
             return ""
         used = history.used_tasks
         n_done = sum(math.isfinite(task.best_sec) for task in used)
         return f"{n_done} of {len(used)} tasks timed, {history.n_trials} trials"
-    now_ms = history.curve[-1][1]
+    now_ms = history.weighted_ms
     text = f"sum of tasks {now_ms:.4g} ms"
     if history.untuned_sec is not None:
         untuned_ms = 1e3 * history.untuned_sec

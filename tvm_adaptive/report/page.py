@@ -178,7 +178,7 @@ def _head(history: RunHistory) -> str:
         if math.isinf(after_ms):
             words.append("not timed")
         elif history.peers or math.isinf(before_sec):  # its framework could not be timed
-            words += [f"{after_ms:.4g} ms tuned", *peer_lines(history.peers)]
+            words += [f"{after_ms:.4g} ms compiled", *peer_lines(history.peers)]
         else:
             words.append(
                 f"{1e3 * before_sec:.4g} ms untuned, {after_ms:.4g} ms tuned: "
@@ -187,11 +187,20 @@ def _head(history: RunHistory) -> str:
         words.append("outputs agree" if comparison.agree else "OUTPUTS DISAGREE")
     elif history.curve:
         words.append(f"{history.curve[-1][1]:.4g} ms, sum of tasks")
+    report = history.current_report
+    texts = (report.get("coverage"), _failure_text(history), report.get("shortfall"))
+    words += [str(text) for text in texts if text]
     target = (history.last_report or {}).get("target") or json.dumps(history.run.get("target"))
     return (
         f"<h1>{escape(history.name)}</h1>\n<p>{escape('; '.join(words))}.<br>"
         f'<span class="caption">{escape(str(target))}</span></p>'
     )
+
+
+def _failure_text(history: RunHistory) -> str:
+    """Say which error has kept the tuned library from being made; "" without one."""
+    failure = history.current_report.get("failure")
+    return f"the tuned library could not be made: {failure}" if failure else ""
 
 
 def _runs(histories: Sequence[RunHistory]) -> str:
@@ -205,6 +214,8 @@ def _runs(histories: Sequence[RunHistory]) -> str:
         state = history.state
         if history.comparison is not None and not history.comparison.agree:
             state += ", OUTPUTS DISAGREE"
+        if failure := _failure_text(history):
+            state += f", {failure}"
         rows.append([history.name, state, *counts, number(last_ms), number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
     return table(head, rows, n_text=2)

@@ -111,7 +111,7 @@ def trial_table(trials: Sequence[TrialRow]) -> str:
     for t in trials:
         texts = map(place, (t.task, t.form, t.source))
         numbers = map(_short, (t.ms, 100.0 * t.error))
-        ended = place("failed" if math.isnan(t.ms) else t.reason)
+        ended = place(t.reason or ("failed" if math.isnan(t.ms) else ""))
         best = fastest.get(t.task)
         known = None if best is None else best.decisions
         differs = place("fastest" if t is best else difference(t.decisions, known))

@@ -19,6 +19,8 @@ _DIGITS = 9
 RECALLED, SEED, ANALYTICAL, PREFETCHING = "recalled", "seed", "analytical", "prefetching"
 MODEL, RANDOM = "model", "random"
 SOURCES = (RECALLED, SEED, ANALYTICAL, PREFETCHING, MODEL, RANDOM)
+# The reason of a trial whose time a play-off has refuted.
+DISQUALIFIED = "disqualified"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,9 +30,9 @@ class TrialRow:
     task: str
     form: str  # empty for a task without forms, and for the direct form
     source: str  # of SOURCES; empty where the journal does not tell
-    ms: float  # NaN for a failure
+    ms: float  # NaN for a failure, and where a play-off has refuted it
     error: float  # standard error of the mean over the mean; NaN if unknown
-    reason: str  # why its timing ended; empty if unknown
+    reason: str  # why its timing ended, or DISQUALIFIED; empty if unknown
     seconds: float  # of the timing; NaN if unknown
     improves: bool  # faster than every earlier trial of its task, the first one included
     decisions: Decisions | None = None
@@ -88,6 +90,27 @@ class TrialJoiner:
             if improves:
                 self._best_ms[task] = ms
             rows.append(TrialRow(task, form, source, ms, error, reason, seconds, improves, decided))
+        return rows
+
+    def disqualify(
+        self, trials: Sequence[TrialRow], task: str, lost_ms: Sequence[float]
+    ) -> list[TrialRow]:
+        """Return all trials without these times of a task: times alone tell its trials apart."""
+        rows, best_ms = list(trials), math.inf
+        for place, trial in enumerate(trials):
+            if trial.task != task:
+                continue
+            if any(math.isclose(trial.ms, lost) for lost in lost_ms):
+                rows[place] = dataclasses.replace(
+                    trial, ms=math.nan, error=math.nan, reason=DISQUALIFIED, improves=False
+                )
+                continue
+            improves = trial.ms < best_ms
+            if improves:
+                best_ms = trial.ms
+            if improves != trial.improves:
+                rows[place] = dataclasses.replace(trial, improves=improves)
+        self._best_ms[task] = best_ms
         return rows
 
 

@@ -262,13 +262,19 @@ class AdaptiveSearch(PySearchStrategy, NoSearchHooks):  # type: ignore[misc]
         seed = int(context.rand_state)
         rng = np.random.default_rng(seed if seed >= 0 else None)
         common = (context, cost_model, self.options, batch, rng, self.journal)
-        if self.options.proposer == "evolution" or model_hooks(cost_model) is None:
+        if not searches_decisions(self.options.proposer, cost_model):
             return EvolutionProposer(*common)
         return SurrogateProposer(
             *common,
             trial_log=self.trial_log,
             transfer_pool=self.transfer_pool or TransferPool(),
         )
+
+
+def searches_decisions(proposer: str, cost_model: Any) -> bool:
+    """Say whether a search is one on decisions, which takes seeds and states forecasts."""
+    # Other models cannot score features alone.
+    return proposer == "surrogate" and model_hooks(cost_model) is not None
 
 
 def _portable(proposer: Proposer) -> SurrogateProposer:

@@ -178,7 +178,9 @@ class DynaTunePolicy:
         self, arms: Sequence[Arm], live: Sequence[int], rng: np.random.Generator
     ) -> None:
         """Forecast the arms that were played, or whose peers have become much better."""
-        peer_rates = second_best_rates([best_rate(arm) for arm in arms])
+        peer_rates = [0.0] * len(arms)  # where forecasts do not depend on them
+        if self.options.peer_margin is not None:
+            peer_rates = second_best_rates([best_rate(arm) for arm in arms])
         for k in live:
             known = self._outlooks.get(k)
             if (

@@ -74,8 +74,9 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
         is retired; None leaves that to the policy (``"paper"``: 200, the others never).
         ``"gradient"`` retires none.
     foresee_share : float or None, default None
-        Share of a slot that follows each slot, for the sibling for which the updated model
-        predicts the largest gain (FamilySeer).
+        Each slot is followed by one of this share of its trials, for the sibling for which the
+        updated model predicts the largest gain (FamilySeer). Only searches on decisions
+        predict it: ``AdaptiveSearch(proposer="surrogate")`` beside one of our cost models.
     max_waiting : int, default 1
         Batches that may be measured in the background while another task's is searched
         and built, where the runner supports it: the number of devices.
@@ -204,6 +205,12 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             queue.close(slot)
         self.stop_reason = queue.stop_reason
         self._records = []
+        if isinstance(queue.policy, Foresight) and queue.policy.is_silent:
+            logger.warning(
+                "foresee_share has added no slot: no search had a forecast. Either the run was too "
+                "short, or it lacks AdaptiveSearch with proposer surrogate and cost model rfei or "
+                "rfei-family"
+            )
 
     def results_in(self, index: int, results: list[RunnerResult]) -> None:
         """Keep a batch that is being joined; the callbacks' guard calls this."""
@@ -276,7 +283,6 @@ class AdaptiveScheduler(PyTaskScheduler):  # type: ignore[misc]
             policy,
             families,
             lambda index: self._hooks(index).promise(),
-            slot_trials=slot_trials,
             share=self.foresee_share,
         )
 

@@ -19,9 +19,12 @@ refit               after each batch                    after 5 % more samples o
                                                         beyond 640, not after each batch
 samples             all trials                          at most 8,192: the fastest of each
                                                         task, and some of the others
+failed builds       learned as 0, like all failures     not learned, as in MetaSchedule
+                    (AdaTune's code)
 first batch         epsilon 0.05                        half random, half by the model of the
                                                         tasks before
-score               expected improvement                a rising function of its logarithm
+score               expected improvement; at sigma 0    a rising function of its logarithm;
+                    max(0, mu - best)                   sigma at least 0.01 of the best
 epsilon             may exceed 1 (AdaTune's code)       clipped at 1 (DynaTune's code)
 micro-batches       no least number                     three
 time of a trial     mean of all micro-batches           trimmed mean of them
@@ -217,8 +220,9 @@ class SchedulerConfig:
         A task without improvement for this many trials gets no more; None leaves that to
         the scheduler (as published: 200).
     foresee_share : float or None, default None
-        Share of a slot that follows each slot, for the sibling task that the model
-        expects most of; None gives none.
+        Each slot is followed by one of this share of its trials, for the sibling task that
+        the model expects most of; None gives none. Needs strategy ``"adaptive"`` with proposer
+        ``"surrogate"``, and cost model ``"rfei"`` or ``"rfei-family"``.
     plateau_slots : int or None, default None
         The search ends when as many slots saved no more than ``plateau_share``.
     plateau_share : float, default 0.005

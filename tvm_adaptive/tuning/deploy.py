@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tvm_adaptive.measure_callback.history import History, differences
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.models import Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
+from tvm_adaptive.models.content import MODEL_ASSUMED, check_same_model, named_source
 from tvm_adaptive.models.frontend import ModelReader, Sample, load
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
@@ -26,6 +27,7 @@ from tvm_adaptive.tuning.config import DEFAULT, TuneConfig, replaced
 from tvm_adaptive.tuning.finals.decision import checked_database
 from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of_run, finalists_of_store
 from tvm_adaptive.tuning.finals.form_choice import FormChoice
+from tvm_adaptive.tuning.foreign_files import library_names, refuse_foreign
 from tvm_adaptive.tuning.manifest import (
     MANIFEST_FILE,
     Interface,
@@ -40,6 +42,7 @@ from tvm_adaptive.tuning.resume import read_settings
 from tvm_adaptive.tuning.run_lock import owned
 from tvm_adaptive.tuning.session import (
     RunContext,
+    RunOptions,
     check_compiler,
     check_disk_space,
     config_after,
@@ -130,6 +133,8 @@ def apply(
         When the store cannot be read.
     JournalError
         When the run's journal is damaged.
+    OtherModelError
+        When the model is not the one that the run began with.
     WorkDirInUseError
         When another run uses ``out_dir``.
     WorkerError
@@ -141,7 +146,7 @@ def apply(
             f"{out_dir} is a run's directory, but the compiled model needs one of its own; name "
             "another with --out."
         )
-    _refuse_others(out_dir)
+    _refuse_others(out_dir, (MANIFEST_FILE, PYTHON_EXAMPLE, *PLAIN_NAMES))
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
     history = History()
     if run is not None:
@@ -156,6 +161,8 @@ def apply(
         reader = ModelReader(server)
         stack.callback(reader.close)
         model = load(what, input_shapes or {}, inputs=inputs, reader=reader)
+        notes = [] if run is None else _notes_on_model(options, history, model)
+        _refuse_others(out_dir, library_names(model, farm_of(config)))
         context = stack.enter_context(_opened(out_dir, config, target, observer, server))
         fields = {"what": what, "run": None if run is None else str(run)}
         environment = environment_of(context.target, context.config)
@@ -163,26 +170,32 @@ def apply(
             "apply", **fields, target=json.loads(str(context.target)), **environment.as_fields()
         )
         if context.farm is None and (found := differences(history.environment, environment)):
-            context.observer.note(
+            notes.append(
                 f"{run} was measured elsewhere ({'; '.join(found)}): what this machine cannot run "
                 "is not checked here; apply it on that machine"
             )
+        for note in notes:
+            context.observer.note(note)
         with _records(run, context, environment) as records:
             compiled = _compiled(context, model, records)
         assert compiled is not None
         return _written(context, model, *compiled)
 
 
-def _refuse_others(out_dir: Path) -> None:
+def _refuse_others(out_dir: Path, names: Iterable[str], option: str = "--out") -> None:
     """Raise InvalidOptionError where files of other programs would be replaced."""
-    if (out_dir / APPLY_FILE).is_file():  # an earlier call has made the directory
-        return
-    for name in (MANIFEST_FILE, PYTHON_EXAMPLE, *PLAIN_NAMES):
-        if (out_dir / name).exists():
-            raise InvalidOptionError(
-                f"{out_dir / name} would be replaced, but is of another program; name another "
-                "directory with --out."
-            )
+    if not (out_dir / APPLY_FILE).is_file():  # else an earlier call has made the directory
+        refuse_foreign(out_dir, names, option)
+
+
+def _notes_on_model(
+    options: RunOptions, history: History, model: Network | TIRWorkload
+) -> list[str]:
+    """Return what is not known of a run's model; raise OtherModelError if it is another one."""
+    source = named_source(options.what, model, options.input_shapes, options.inputs_file)
+    fix = "Apply the model itself instead of the run: the store has the records."
+    is_known = check_same_model(history.model or {}, source, Path(options.work_dir), fix)
+    return [] if is_known or not source.content else [MODEL_ASSUMED]
 
 
 def _with_other_farm(config: TuneConfig, given: TuneConfig) -> TuneConfig:
@@ -226,6 +239,8 @@ def apply_network(
     records of less than a share of its calls, or there is no store; no play-off is held. With a
     share of 0, all records count, as for :func:`apply`.
     """
+    names = (MANIFEST_FILE, *library_names(network, farm_of(config)))
+    _refuse_others(Path(out_dir), names, "work_dir")
     with _opened(Path(out_dir), config, None, observer, server) as context:
         environment = environment_of(context.target, context.config)
         context.journal.write("apply", what=network.name, run=None, **environment.as_fields())
@@ -301,8 +316,15 @@ def _compiled(
         finalists = records(tasks)
         if least_proven_share > 0:
             finalists = [_proven_only(each) for each in finalists]
-            if _proven_share(tasks, finalists, check.forms) < least_proven_share:
-                return None
+
+        def is_proven() -> bool:
+            if least_proven_share <= 0:
+                return True
+            share = _proven_share(tasks, finalists, check.forms, is_direct=check.is_direct)
+            return share >= least_proven_share
+
+        if not is_proven():
+            return None
         if tasks and not any(each.records for each in finalists):
             raise InvalidOptionError(
                 f"Nothing was recorded for {model.name} on {describe_target(context.target)}; tune "
@@ -315,6 +337,8 @@ def _compiled(
             raise _nothing_passed(context, model)  # and the library of an earlier call stays
         comparison = check.measure_tuned(database)
         if check.gives_up_forms(comparison):
+            if not is_proven():  # what takes the place of the forms
+                return None
             comparison = check.measure_tuned(checked_database(context, finalists, check))
     return check, _library_of(context, model, check, is_tunable=bool(tasks)), comparison
 
@@ -370,7 +394,7 @@ def _library_of(
     """Return the library that a check has made, or raise why there is none to deploy."""
     if check.failure:
         raise WorkerError(
-            f"The tuned {model.name} could not be compiled: {check.failure}. "
+            f"The tuned {model.name} cannot be deployed: {check.failure}. "
             f"{context.journal.path} has the whole message."
         )
     library = check.library or next(iter(check.libraries.values()), None)
@@ -407,13 +431,17 @@ def _proven_only(finalists: Finalists) -> Finalists:
 
 
 def _proven_share(
-    tasks: Sequence[ExtractedTask], finalists: Sequence[Finalists], forms: Mapping[str, FormKey]
+    tasks: Sequence[ExtractedTask],
+    finalists: Sequence[Finalists],
+    forms: Mapping[str, FormKey],
+    *,
+    is_direct: bool,
 ) -> float:
     """Return the share of calls whose task has a record that an earlier run has checked.
 
     An inference calls one form of each part: the one that these records choose.
     """
-    used = FormChoice.of(finalists, forms).used
+    used = FormChoice.of(finalists, forms, is_direct=is_direct).used
     calls = [int(task.weight) * is_used for task, is_used in zip(tasks, used, strict=True)]
     n_proven = sum(n for n, each in zip(calls, finalists, strict=True) if each.proven is not None)
     return n_proven / max(1, sum(calls))

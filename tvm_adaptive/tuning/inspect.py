@@ -25,6 +25,9 @@ from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.trial import median_sec
 
 _Parsed = TypeVar("_Parsed")
+# Of a workload, the fastest by the mean of their times, of which the best by the median is one
+# unless its own times scatter. Each takes some milliseconds to read.
+_N_BEST = 64
 
 
 class Best(NamedTuple):
@@ -138,9 +141,13 @@ def _best_records(work_dir: Path) -> dict[str, Best]:
 
 
 def _records_by_workload(work_dir: Path) -> dict[str, list[TuningRecord]]:
-    """Return a run's records that have a time, the fastest first."""
+    """Return a run's best records that have a time, the fastest first."""
     found: dict[str, list[TuningRecord]] = {}
-    for record in readable_database(work_dir).get_all_tuning_records():
-        if math.isfinite(median_sec(record.run_secs)):
-            found.setdefault(workload_key(record.workload.mod), []).append(record)
-    return {key: sorted(each, key=lambda r: median_sec(r.run_secs)) for key, each in found.items()}
+    database = readable_database(work_dir)
+    for workload in database.readable_workloads:
+        best = database.get_top_k(workload, _N_BEST)
+        timed = [each for each in best if math.isfinite(median_sec(each.run_secs))]
+        if timed:
+            timed.sort(key=lambda each: median_sec(each.run_secs))
+            found[workload_key(workload.mod)] = timed
+    return found

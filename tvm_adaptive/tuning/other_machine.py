@@ -2,7 +2,8 @@
 
 Its times do not compare with those of this machine, so a run refuses to continue there.
 Where the user allows it, the records are moved to a folder of their own, and the best of them
-are measured again like any other candidate.
+are measured again like any other candidate. So are records of an unknown machine: without a
+run's journal, such as those of stock MetaSchedule or of an export.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from tvm_adaptive._tvm import TuneContext, anchor_of, json_database, record_as_json, workload_key
+from tvm_adaptive._tvm import IRModule, TuneContext, anchor_of, record_as_json, workload_key
 from tvm_adaptive.database.repair import RECORD_FILE, repair_database
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.verdicts import disqualified_in, trace_key
-from tvm_adaptive.errors import summary_line
 from tvm_adaptive.search_strategy.transfer import (
     KEPT_PER_TASK,
     TransferPool,
@@ -32,6 +33,12 @@ _FOLDER = "other-machine-"
 # Files with times: MetaSchedule's database, the run's own store with SQLite's files beside it,
 # the play-offs' verdicts, and the database of their winners.
 _TIMED = ("database_*.json*", "records.db*", "verdicts*", "final")
+
+
+def has_records(work_dir: Path) -> bool:
+    """Return whether MetaSchedule's database in a directory has anything recorded."""
+    path = work_dir / RECORD_FILE
+    return path.is_file() and path.stat().st_size > 0
 
 
 def set_aside(work_dir: Path) -> Path | None:
@@ -52,15 +59,17 @@ def seed_from_set_aside(
     work_dir: Path, contexts: Sequence[TuneContext], transfer_pool: TransferPool
 ) -> list[str]:
     """Seed the search with the best records that were set aside; return the tasks' names."""
-    best: dict[str, list[TransferRecord]] = {}
     folders = sorted(work_dir.glob(f"{_FOLDER}*"))
+    databases = [found for each in folders if (found := _database_in(each)) is not None]
     lost = disqualified_in(work_dir, *folders)
-    for folder in folders:
-        for key, transfer_records in _transfer_records(folder, lost).items():
-            best.setdefault(key, []).extend(transfer_records)
     seeded = []
     for context in contexts:
-        transfer_records = best.get(workload_key(context.mod), [])
+        without = lost.get(workload_key(context.mod), set())
+        transfer_records = [
+            each
+            for database in databases
+            for each in _transfer_records(database, context.mod, without)
+        ]
         if transfer_records:
             name = str(context.task_name)
             fastest_first = sorted(transfer_records, key=lambda each: each.seconds)
@@ -69,25 +78,29 @@ def seed_from_set_aside(
     return seeded
 
 
-def _transfer_records(
-    folder: Path, lost: Mapping[str, Container[str]]
-) -> dict[str, list[TransferRecord]]:
-    """Return a JSON database's transfer records by workload; none if it cannot be read."""
-    found: dict[str, list[TransferRecord]] = {}
+def _database_in(folder: Path) -> RunDatabase | None:
+    """Return a folder's database; None without one that can be read."""
     if not (folder / RECORD_FILE).is_file():
-        return found
+        return None
     try:
         repair_database(folder)
-        for record in json_database(folder).get_all_tuning_records():
-            seconds, fields = median_sec(record.run_secs), record_as_json(record)
-            key = workload_key(record.workload.mod)
-            transfer_record = transfer_record_of(fields, seconds)
-            is_lost = key in lost and trace_key(fields[0]) in lost[key]
-            if transfer_record is not None and not math.isnan(seconds) and not is_lost:
-                elsewhere = dataclasses.replace(transfer_record, is_here=False)
-                found.setdefault(key, []).append(elsewhere)
-    except Exception as error:  # TVM's parser may raise anything for another TVM's traces
-        logger.warning(
-            "%s cannot be read, the search begins without: %s", folder, summary_line(error)
-        )
+        return RunDatabase(folder)
+    except OSError as error:
+        logger.warning("%s cannot be read, the search begins without: %s", folder, error)
+        return None
+
+
+def _transfer_records(
+    database: RunDatabase, mod: IRModule, lost: Collection[str]
+) -> list[TransferRecord]:
+    """Return the best records of a workload as transfer records, without lost candidates."""
+    if not database.has_workload(mod):
+        return []
+    found = []
+    for record in database.get_top_k(database.commit_workload(mod), KEPT_PER_TASK + len(lost)):
+        seconds, fields = median_sec(record.run_secs), record_as_json(record)
+        transfer_record = transfer_record_of(fields, seconds)
+        is_lost = trace_key(fields[0]) in lost
+        if transfer_record is not None and not math.isnan(seconds) and not is_lost:
+            found.append(dataclasses.replace(transfer_record, is_here=False))
     return found

@@ -7,19 +7,20 @@ import dataclasses
 import importlib.util
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvm_adaptive._tvm import TuneContext, TuningRecord, module_key, runner_hooks
+from tvm_adaptive._tvm import TuneContext, TuningRecord, module_key, runner_hooks, search_hooks
 from tvm_adaptive.cost_model.surrogate import SurrogateOptions
 from tvm_adaptive.errors import InvalidOptionError, check_share
 from tvm_adaptive.models import is_gpu
 from tvm_adaptive.runner.stopping import make_rule
 from tvm_adaptive.search_strategy.options import SearchOptions
 from tvm_adaptive.search_strategy.stoppable import StoppableSearch
+from tvm_adaptive.search_strategy.strategy import searches_decisions
 from tvm_adaptive.search_strategy.surrogate_proposer import draft_of
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import registry
@@ -27,15 +28,13 @@ from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
 from tvm_adaptive.tuning.lanes.lanes import CPUS_PER_LANE, ProcessLanes, RayLanes
 from tvm_adaptive.tuning.lanes.request import Lanes
 from tvm_adaptive.tuning.lanes.search import ArtifactCache, CachedArtifactBuilder, LaneSearch
-from tvm_adaptive.tuning.session import RunContext, Session
+from tvm_adaptive.tuning.session import ARTIFACTS_FOLDER, RunContext, Session
 from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, rpc_config_of
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.scratch import PREFIX
 
-# Candidates while they are compiled and measured, in the work directory.
-ARTIFACTS_FOLDER = "artifacts"
 # Medians of a compilation. Of ResNet-18's batches of 16 for an H100, the slowest took up to 15 s,
 # that of the best candidate at most 4 s, twice the median.
 _GPU_PATIENCE = 3.0
@@ -82,7 +81,7 @@ def check_parts(config: TuneConfig) -> None:
         SurrogateOptions(**dataclasses.asdict(config.model))
     if config.runner in names["runner"].constructors:
         make_rule(config.measure.rule)
-    check_share("foresee_share", config.scheduler.foresee_share, "(0, 1]")
+    _check_foresight(config)
     if config.runner != "adaptive" and config.measure.devices != MeasureConfig.devices:
         raise InvalidOptionError(
             f"devices are those of runner adaptive, not of {config.runner}: leave them out."
@@ -107,10 +106,9 @@ def make_parts(session: Session) -> Parts:
     for pattern in ("candidate-*", f"{PREFIX}*"):
         for left in (session.work_dir / ARTIFACTS_FOLDER).glob(pattern):
             shutil.rmtree(left, ignore_errors=True)
-    is_seeded = config.strategy == "adaptive" and search.proposer == "surrogate" and search.seeds
-    transfer_pool = TransferPool() if is_seeded else None
     trial_log = TrialLog()
     cost_model = _cost_model(session, trial_log)
+    transfer_pool = _transfer_pool(config, cost_model)
     strategy = _strategy(session, trial_log, transfer_pool)
     runner = _runner(session, trial_log)
     builder = _builder(session, trial_log)
@@ -154,6 +152,13 @@ def make_parts(session: Session) -> Parts:
     )
 
 
+def _transfer_pool(config: TuneConfig, cost_model: Any) -> TransferPool | None:
+    """Return what tasks share records in; None for a search that would not start from them."""
+    search = config.search
+    is_seeded = config.strategy == "adaptive" and search.seeds
+    return TransferPool() if is_seeded and searches_decisions(search.proposer, cost_model) else None
+
+
 def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
     """Construct what searches and builds batches elsewhere; None for this process."""
     search = config.search
@@ -161,6 +166,19 @@ def make_lanes(config: TuneConfig, server: ForkServer | None) -> Lanes | None:
     if search.ray is not None:
         return RayLanes(search.ray)
     return None if search.lanes == 1 else ProcessLanes(search.lanes, server)
+
+
+def _check_foresight(config: TuneConfig) -> None:
+    share = config.scheduler.foresee_share
+    check_share("foresee_share", share, "(0, 1]")
+    ours = registry.PARTS["cost_model"].constructors
+    is_adaptive = (config.strategy, config.search.proposer) == ("adaptive", "surrogate")
+    if share is not None and not (is_adaptive and config.cost_model in ours):
+        raise InvalidOptionError(
+            "foresee_share follows forecasts of the search: it needs strategy adaptive, its "
+            f"proposer surrogate and cost model {' or '.join(ours)}, not {config.strategy}, "
+            f"{config.search.proposer} and {config.cost_model}. Leave it out, or change these."
+        )
 
 
 def _check_lanes(config: TuneConfig) -> None:
@@ -326,3 +344,9 @@ def build_sec_of(session: Session, parts: Parts) -> Callable[[Any], float]:
         return math.nan if share_sec is None else n_workers * share_sec
 
     return find
+
+
+def forget_tasks(contexts: Sequence[TuneContext]) -> None:
+    """Let searches release their tasks, also where MetaSchedule has not come to ending them."""
+    for context in contexts:
+        search_hooks(context.search_strategy).forget_task()

@@ -70,8 +70,13 @@ def find_prior_trials(
     model: ModelHooks | None,
     *,
     without: Collection[str] = (),
+    n_recalled: Mapping[str, int] = MappingProxyType({}),
 ) -> WarmStart:
-    """Give a store's prior trials to the transfer pool and the model, and return them."""
+    """Give a store's prior trials to the transfer pool and the model, and return them.
+
+    Trials of the runs ``without`` do not count. Of tasks in ``n_recalled``, by name, only so many
+    of the oldest are returned.
+    """
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
     names = {task.identity: task.name for task in tasks}
     targets = {task.target for task in tasks}
@@ -101,6 +106,8 @@ def find_prior_trials(
         is_seeded = transfer_pool is not None and task.identity in known
         finals = store.finals(task)
         seconds = _seconds(store, task, finals, without) if is_seeded else []
+        # A resumed search measures none of them again: what came since has no common scale.
+        seconds = seconds[: n_recalled.get(task.name)]
         is_proven = bool(checked(finals))
         if seconds or is_proven:
             prior[task.name] = PriorTrials(tuple(sec * 1e3 for sec in seconds), is_proven)

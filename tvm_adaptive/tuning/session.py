@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,16 +24,19 @@ from tvm_adaptive.errors import (
 from tvm_adaptive.measure_callback.history import History, differences, read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, Journal, follow
 from tvm_adaptive.measure_callback.progress import RunProgress
-from tvm_adaptive.models.content import ModelSource, check_same_model
+from tvm_adaptive.models.content import MODEL_ASSUMED, ModelSource, check_same_model
 from tvm_adaptive.models.frontend import Sample, peer_names, write_sample
+from tvm_adaptive.models.frontend.shapes import check_shapes
 from tvm_adaptive.models.prepare import LAYOUTS
+from tvm_adaptive.runner.playoff.playoff import FINAL_DIR, FRESH_DIR
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
+from tvm_adaptive.tuning.foreign_files import refuse_foreign
 from tvm_adaptive.tuning.interrupts import interruptible
 from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.option_types import value_of
-from tvm_adaptive.tuning.other_machine import set_aside
+from tvm_adaptive.tuning.other_machine import has_records, set_aside
 from tvm_adaptive.tuning.run_lock import Ownership, owned
 from tvm_adaptive.tuning.stakes import VISIBLE_SHARE
 from tvm_adaptive.tuning.target import (
@@ -56,6 +59,8 @@ from tvm_adaptive.workers.fork_server import ForkServer
 LEAST_FREE_BYTES = 32 << 20
 # In the run's directory: arrays that it was given in memory.
 INPUTS_FILE = "inputs.npz"
+# In the run's directory: candidates while they are compiled and measured.
+ARTIFACTS_FOLDER = "artifacts"
 _SCHEDULER_REASONS = {
     "nothing-left": "no task promises a gain",
     "all-finished": "no task is left to try",
@@ -121,6 +126,8 @@ class RunOptions:
         registry.check_names(self.config)
         check_choices("layout", self.config.layout, LAYOUTS)
         peer_names(self.config.peers)
+        if self.input_shapes is not None:
+            check_shapes(self.input_shapes)
 
     @property
     def inputs_file(self) -> str | None:
@@ -260,9 +267,9 @@ class Session(RunContext):
 def _check_devices(config: TuneConfig, target: Target) -> None:
     """Raise InvalidOptionError for devices that are missing, or whose times cannot be compared."""
     indices = config.measure.device_indices
-    if len(indices) == 1:
-        return
     if not is_gpu(target):
+        if len(indices) == 1:
+            return
         raise InvalidOptionError(
             f"devices {config.measure.devices!r}: a CPU is one device, whose cores two kernels "
             "would share while they are timed. Leave devices out."
@@ -273,7 +280,8 @@ def _check_devices(config: TuneConfig, target: Target) -> None:
     if missing:
         raise InvalidOptionError(
             f"devices {config.measure.devices!r}: this machine has no {', '.join(missing)}. They "
-            "are counted from 0, among those that CUDA_VISIBLE_DEVICES leaves."
+            "are counted from 0, among those that CUDA_VISIBLE_DEVICES leaves. A GPU elsewhere is "
+            "measured behind a tracker (--tracker)."
         )
     if len(set(names.values())) > 1:
         found = ", ".join(f"{kind}:{index} is {name}" for index, name in names.items())
@@ -316,24 +324,26 @@ def open_session(
     owner: Ownership | None = None,  # has the directory already
     server: ForkServer | None = None,  # runs already
     history: History | None = None,  # what the directory's journal says, if that was read
+    libraries: Iterable[str] = (),  # names of the files that the run will make for its model
 ) -> Iterator[Session]:
     """Own the directory, open store and journal, catch interrupts while inside."""
     config, work_dir = options.config, Path(options.work_dir)
     target, farm = checked_target(options)
     with contextlib.ExitStack() as stack:
         owner = owner or stack.enter_context(owned(work_dir))
+        _refuse_others(options, libraries)
         environment = environment_of(target, config)
         if history is None:
             history = read_history(work_dir / JOURNAL_FILE)
-        history, notes, is_foreign = _earlier_attempts(options, history, environment, target, model)
+        history, notes, whose = _earlier_attempts(options, history, environment, target, model)
         config = config_after(history, config)
         budget = budget or Budget(options.budget_sec, spent_sec=options.spent_sec)
         budget.spent_sec += history.spent_sec
         store = stack.enter_context(open_store(config.store, environment))
         path = work_dir / JOURNAL_FILE
         # Last of all: what is refused has changed nothing.
-        if is_foreign and (folder := set_aside(work_dir)) is not None:
-            notes.append(f"another machine's records are in {folder}; the best are measured again")
+        if whose and (folder := set_aside(work_dir)) is not None:
+            notes.append(f"{whose} are in {folder}")
             # The file of the store that was named may have been among those that were moved.
             store = stack.enter_context(open_store(config.store, environment))
         services = stack.enter_context(
@@ -362,6 +372,17 @@ def open_session(
         with interrupts_of(session, owner):
             yield session
         session.write_end()
+
+
+def _refuse_others(options: RunOptions, libraries: Iterable[str]) -> None:
+    """Raise InvalidOptionError where a first run would replace files of other programs."""
+    work_dir = Path(options.work_dir)
+    if (work_dir / JOURNAL_FILE).is_file():  # they are an earlier run's
+        return
+    names = [FINAL_DIR, FRESH_DIR, ARTIFACTS_FOLDER, *libraries]
+    if isinstance(options.inputs, Mapping):
+        names.append(INPUTS_FILE)
+    refuse_foreign(work_dir, names, "--work-dir")
 
 
 @contextlib.contextmanager
@@ -435,9 +456,9 @@ def _earlier_attempts(
     environment: Environment,
     target: Target,
     model: ModelSource | None,
-) -> tuple[History, list[str], bool]:
-    """Return what earlier attempts did, for a resumed run, notes, and whether it was elsewhere."""
-    work_dir, notes = Path(options.work_dir), list[str]()
+) -> tuple[History, list[str], str]:
+    """Return what a resumed run continues, notes, and whose records are set aside, if any."""
+    work_dir, notes, whose = Path(options.work_dir), list[str](), ""
     found = differences(history.environment, environment)
     found += target_differences(history.run.get("target"), target)
     if found:
@@ -448,15 +469,18 @@ def _earlier_attempts(
                 "anew with --allow-other-machine."
             )
         history.forget_times()
+        whose = "another machine's records"
+    elif not history.run and has_records(work_dir):  # such as stock MetaSchedule's, or an export
+        whose = "records of an unknown machine"
     if not options.resume:
-        return History(), notes, bool(found)
+        return History(), notes, whose
     if history.run and environment.is_known and not history.environment.is_known:
         notes.append("the journal does not say on which machine: this one is assumed")
     if model is not None and history.run:
         before = history.model or {}
         if not check_same_model(before, model, work_dir) and model.content:
-            notes.append("the journal does not say which model it was: this one is assumed")
-    return history, notes, bool(found)
+            notes.append(MODEL_ASSUMED)
+    return history, notes, whose
 
 
 def config_after(history: History, config: TuneConfig) -> TuneConfig:

@@ -59,7 +59,7 @@ class StarterStart:
     """Counts of what starter records gave to a run."""
 
     file: str
-    n_tasks: int  # of the run, with relatives among the starter records
+    n_tasks: int  # of the run, whose searches begin with records of relatives
     n_related: int  # tasks of the file that are their relatives
     n_samples: int  # for the model
 
@@ -89,7 +89,12 @@ def start_from(
     transfer_pool: TransferPool | None,
     model: ModelHooks | None,
 ) -> StarterStart | None:
-    """Give starter records to the transfer pool and the model; None for an unreadable file."""
+    """Give starter records to the transfer pool and the model.
+
+    None without either of them, and for an unreadable file.
+    """
+    if transfer_pool is None and model is None:
+        return None
     names = {workload_key_of(each.mod): str(each.task_name) for each in contexts}
     anchors = [anchor_of(each.mod) for each in contexts]
     # By what the families of starter records are compared with.
@@ -101,7 +106,10 @@ def start_from(
     except StoreError as error:
         logger.warning("%s The run begins without them.", error)
         return None
+    n_tasks = 0
     if transfer_pool is not None:
+        known = {without_operand(task.family) for task in tasks}
+        n_tasks = sum(without_operand(anchor) in known for anchor in anchors)
         for task in tasks:
             found = [transfer_record_of([trace], seconds) for trace, seconds in task.records]
             # None for a record that this version cannot read.
@@ -114,8 +122,6 @@ def start_from(
     if model is not None and file.is_alike and is_same_tvm:
         samples = _samples(tasks, model.n_features)
         model.preload(samples, fading=True)
-    known = {without_operand(task.family) for task in tasks}
-    n_tasks = sum(without_operand(anchor) in known for anchor in anchors)
     return StarterStart(file.name, n_tasks, len(tasks), len(samples))
 
 

@@ -61,6 +61,11 @@ def resolve_target(spec: TargetLike, *, is_here: bool = True, device_index: int 
     return target
 
 
+def possible_targets(spec: TargetLike) -> list[Target]:
+    """Return what a specification means in a run on this machine, and in one on a farm."""
+    return [resolve_target(spec, is_here=is_here) for is_here in (True, False)]
+
+
 def check_runs_here(target: Target) -> None:
     """Raise InvalidOptionError for code that this machine's processor cannot run."""
     if target.kind.name != "llvm":
@@ -161,7 +166,7 @@ def _gpu(device_index: int) -> Target:
         raise InvalidOptionError(
             f'target "cuda" means NVIDIA GPU {device_index} of this machine, but TVM found none '
             f"(it asked the driver for device cuda:{device_index}). Check that nvidia-smi lists "
-            "it, or name the GPU to compile for: "
+            "it, or, for devices behind a tracker (--tracker), name the GPU to compile for: "
             '{"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, '
             '"max_shared_memory_per_block": 49152}.'
         )

@@ -20,7 +20,6 @@ from tvm_adaptive._tvm import (
     ms,
     runner_hooks,
     scheduler_hooks,
-    search_hooks,
     tensor_functions_of,
     workload_key,
 )
@@ -52,9 +51,10 @@ from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
 from tvm_adaptive.tuning.earlier_kernels import with_earlier_kernels
 from tvm_adaptive.tuning.finals.decision import decide
+from tvm_adaptive.tuning.foreign_files import library_names
 from tvm_adaptive.tuning.observer import Observer
 from tvm_adaptive.tuning.outcome import TuneReport
-from tvm_adaptive.tuning.parts import Parts, build_sec_of, check_parts, make_parts
+from tvm_adaptive.tuning.parts import Parts, build_sec_of, check_parts, forget_tasks, make_parts
 from tvm_adaptive.tuning.run_lock import Ownership
 from tvm_adaptive.tuning.session import (
     CommonOptions,
@@ -103,8 +103,8 @@ def tune(
         (``"package.module:factory"``), a name in :data:`~tvm_adaptive.models.BUILTIN`,
         such as ``"resnet18"``, or ``"te:C2D"`` and its like.
     work_dir : str or Path
-        The run writes there, to ``config.store`` and to the system's temporary directory. A
-        database in it is continued; candidates that it has are not measured again.
+        The run writes there, to ``config.store`` and to the system's temporary directory. A run's
+        database in it is continued: nothing is measured twice. Files of other programs stay.
     target : Target, str, mapping or None, default None
         ``"cpu"`` or None is this machine's CPU, ``"cuda"`` its first GPU, or the
         first that ``config.measure.devices`` names. Devices behind a tracker need one.
@@ -136,7 +136,7 @@ def tune(
     allow_other_machine : bool, default False
         Use a ``work_dir`` whose times are of another machine, version of TVM or target: they
         are moved to a folder there and do not count, nor do their seconds and trials; the
-        fastest records are measured again.
+        fastest records are measured again. Records without a run's journal are always treated so.
     spent_sec : float, default 0.0
         Seconds of ``budget_sec`` that were spent before the call, such as a program's start.
 
@@ -311,7 +311,13 @@ def run_loaded(
         model, source = load_model(server)
         session = stack.enter_context(
             open_session(
-                options, budget=budget, model=source, owner=owner, server=server, history=history
+                options,
+                budget=budget,
+                model=source,
+                owner=owner,
+                server=server,
+                history=history,
+                libraries=library_names(model, farm),
             )
         )
         tasks, check = tasks_and_check(session, model)
@@ -339,7 +345,7 @@ def _tune_tasks(
                 session.seed,
                 reductions=session.config.search.reduction_sketches,
             )
-        stack.callback(_forget_tasks, contexts)
+        stack.callback(forget_tasks, contexts)
         check.measure_untuned()
         check.release_device()
         _plan_reserve(session, tasks, check)
@@ -383,12 +389,6 @@ def _tune_tasks(
     )
     session.journal.write("report", **report.as_fields())
     return report
-
-
-def _forget_tasks(contexts: Sequence[TuneContext]) -> None:
-    """Let searches release their tasks, also where MetaSchedule has not come to ending them."""
-    for context in contexts:
-        search_hooks(context.search_strategy).forget_task()
 
 
 def _plan_reserve(session: Session, tasks: Sequence[ExtractedTask], check: Check) -> None:
@@ -485,7 +485,7 @@ def _tune_contexts(
     database: RunDatabase,
 ) -> None:
     with (
-        warm_started(session, contexts, parts) as store_callbacks,
+        warm_started(session, contexts, parts, database) as store_callbacks,
         with_earlier_kernels(parts.builder, parts.trial_log, contexts, database) as builder,
     ):
         ms.tune_tasks(

@@ -17,11 +17,13 @@ import math
 import operator
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import (
     TVM_VERSION,
+    IRModule,
     TuneContext,
     TuningRecord,
     model_hooks,
@@ -29,8 +31,10 @@ from tvm_adaptive._tvm import (
     scheduler_hooks,
 )
 from tvm_adaptive.database.location import HIDDEN, NO_STORE, RUN_STORE
+from tvm_adaptive.database.maintenance import add_new
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
+from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore, redacted_name
 from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.database.verdicts import (
@@ -61,7 +65,7 @@ _INTERRUPTED_FLUSH_SEC = 5.0
 
 @contextlib.contextmanager
 def warm_started(
-    session: Session, contexts: Sequence[TuneContext], parts: Parts
+    session: Session, contexts: Sequence[TuneContext], parts: Parts, database: RunDatabase
 ) -> Iterator[list[StoreCallback]]:
     """Give prior trials to a run's parts; yield the callbacks that store its own trials.
 
@@ -73,11 +77,13 @@ def warm_started(
         own = _own_store(session, model)
         if own is not None:
             stack.enter_context(own)
+            _add_lost(session, own, contexts, database)
             _restore(session, own, contexts, model)
         if parts.transfer_pool is not None:
             seeded = seed_from_set_aside(session.work_dir, contexts, parts.transfer_pool)
             if seeded:
                 session.journal.write("hinted", tasks=seeded)
+                session.observer.note(f"the best records of {len(seeded)} tasks are measured again")
         if shared is not None:
             _warm_start(session, shared, contexts, parts)
         if session.config.starter and session.config.store != NO_STORE:
@@ -112,7 +118,10 @@ class VerdictRecorder:
     def add(self, report: FinalistReport, *, is_earlier: bool = False) -> None:
         """Write the verdicts on one task; those of an earlier run are not new to the store."""
         found = [(self._is_loose(report, each), each) for each in report.finalists]
-        pairs = [(is_loose, _final_of(each, self._run_id)) for is_loose, each in found]
+        pairs = [
+            (is_loose, _final_of(each, self._run_id, is_earlier=is_earlier))
+            for is_loose, each in found
+        ]
         judged = [(is_loose, final) for is_loose, final in pairs if final is not None]
         # With and without prefetching it is the same candidate, which one sound form deploys.
         sound = {candidate_key(final) for _, final in judged if final.seconds is not None}
@@ -169,7 +178,7 @@ class VerdictRecorder:
             self._session.journal.write("error", where="store", message=str(error))
 
 
-def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
+def _final_of(finalist: Finalist, run_id: str, *, is_earlier: bool) -> StoredTrial | None:
     """Return a finalist with its verdict; None without one."""
     is_timed = math.isfinite(finalist.playoff_sec)
     is_judged = (is_timed or finalist.in_network) and 0.0 < finalist.final_sec() < FAILED_SEC
@@ -183,7 +192,14 @@ def _final_of(finalist: Finalist, run_id: str) -> StoredTrial | None:
     # Of one timing the error is not known; only a check within the network leaves it out.
     unknown = None if finalist.in_network else 0.0
     error = finalist.stderr_sec / finalist.playoff_sec if has_error else unknown
-    return dataclasses.replace(trial, error=error)
+    trial = dataclasses.replace(trial, error=error)
+    proof = finalist.proof
+    if proof is None or finalist.disqualified:
+        return trial
+    if is_earlier:
+        return dataclasses.replace(trial, **proof._asdict())
+    # It was not checked again: what has disqualified it since, elsewhere, stands.
+    return dataclasses.replace(trial, unix_sec=proof.unix_sec)
 
 
 def _flush(session: Session, callback: Any) -> None:
@@ -245,6 +261,54 @@ def _is_one_file(own: RecordStore | None, shared: RecordStore | None) -> bool:
     return os.path.realpath(own.url.database or "") == os.path.realpath(shared.url.database or "")
 
 
+def _add_lost(
+    session: Session, own: RecordStore, contexts: Sequence[TuneContext], database: RunDatabase
+) -> None:
+    """Add to the stores the trials that a killed attempt had in its database only."""
+    lost: list[tuple[StoredTask, list[StoredTrial]]] = []
+    with _Reported(session, "Trials of a killed attempt may be in no record store."):
+        if session.history.run and len(database) > 0:
+            lost += _lost_trials(session, own, contexts, database)
+    for store in (own, session.store):
+        if store is None or not lost:
+            continue
+        consequence = "It lacks trials of a killed attempt."
+        if store is session.store:
+            consequence += f" {_import_command(session)}"
+        with _Reported(session, consequence):
+            if n_added := sum(add_new(store, task, trials) for task, trials in lost):
+                session.observer.note(
+                    f"{n_added} trials of a killed attempt were not in {store.name}: they are added"
+                )
+
+
+def _lost_trials(
+    session: Session, own: RecordStore, contexts: Sequence[TuneContext], database: RunDatabase
+) -> list[tuple[StoredTask, list[StoredTrial]]]:
+    """Return the trials that a run's database has beyond those in its own store and journal.
+
+    They are its last ones. Only their numbers are compared: reading a record takes time.
+    """
+    n_stored = {each.task.identity: each.n_trials for each in own.at(None).stats()}
+    n_journalled = Counter[Identity]()
+    tasks: dict[Identity, tuple[StoredTask, IRModule]] = {}
+    for context in contexts:
+        name = str(context.task_name)
+        task = task_of(context.mod, context.target, name)
+        tasks.setdefault(task.identity, (task, context.mod))
+        if name in session.history.tasks:
+            n_journalled[task.identity] += session.history.tasks[name].n_trials
+    found: list[tuple[StoredTask, list[StoredTrial]]] = []
+    run = str(session.history.run.get("run_id", ""))  # the attempt that was killed
+    for identity, (task, mod) in tasks.items():
+        # A store may have been pruned, and a journal has no earlier run of its folder.
+        n_known = max(n_stored.get(identity, 0), n_journalled[identity])
+        if (n_lost := database.n_records_of(mod) - n_known) > 0:
+            records = database.records_of(mod, last=n_lost)
+            found.append((task, [trial_of(each, unix_sec=0.0, run=run) for each in records]))
+    return found
+
+
 def _restore(
     session: Session, own: RecordStore, contexts: Sequence[TuneContext], model: ModelHooks | None
 ) -> None:
@@ -262,7 +326,12 @@ def _warm_start(
     warm_start = None
     with _Reported(session, "The run starts without prior trials."):
         warm_start = find_prior_trials(
-            store, contexts, parts.transfer_pool, model, without=session.history.run_ids
+            store,
+            contexts,
+            parts.transfer_pool,
+            model,
+            without=session.history.run_ids,
+            n_recalled=session.history.n_recalled,
         )
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:
@@ -302,11 +371,13 @@ def _start(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> N
     if file is None:
         return
     start = start_from(file, contexts, parts.transfer_pool, model_hooks(parts.cost_model))
-    if start is not None and start.n_tasks:
-        session.journal.write("starter", **dataclasses.asdict(start))
-        session.observer.note(
-            f"{start.n_tasks} of {len(contexts)} tasks begin with starter records ({start.file})"
-        )
+    if start is None or not (start.n_tasks or start.n_samples):
+        return
+    session.journal.write("starter", **dataclasses.asdict(start))
+    what = f"{start.n_tasks} of {len(contexts)} tasks begin with starter records"
+    if not start.n_tasks:
+        what = f"the cost model begins with {start.n_samples} samples of starter records"
+    session.observer.note(f"{what} ({start.file})")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,9 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
+from tvm_adaptive.errors import UnsupportedVersionError
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.main import hidden
 
@@ -21,6 +23,9 @@ RUN_MODULES = (
 )
 _PACKAGE = "tvm_adaptive"
 _SCRIPT = "tvm-adaptive"
+_DOCTOR = "doctor"
+# The codes of the commands: a problem that "doctor" finds, what cannot be used, an interrupt.
+_EXIT_PROBLEM, _EXIT_UNUSABLE, _EXIT_INTERRUPTED = 1, 2, 130
 # Commands that fork workers.
 _COMMANDS = ("tune", "apply")
 
@@ -52,10 +57,31 @@ def early_server() -> ForkServer | None:
 def early_start() -> Iterator[None]:
     """Import the package inside: a command's server starts, and TVM does not import PyTorch.
 
-    TVM only learns PyTorch's types from it, which no command gives to TVM. Another program
-    may do so: its import is left as it is.
+    TVM only learns PyTorch's types from it, which no command gives to TVM. A command that is
+    interrupted, or that finds versions of TVM that do not work together, ends as it would later:
+    without a traceback. The import of another program is left as it is.
     """
-    early_server()
-    is_command = bool(command_of(sys.argv, sys.orig_argv))
-    with hidden("torch") if is_command else contextlib.nullcontext():
+    command = command_of(sys.argv, sys.orig_argv)
+    if not command:
+        early_server()
         yield
+        return
+    try:
+        early_server()
+        with hidden("torch"):
+            yield
+    except UnsupportedVersionError as error:
+        _refuse_versions(command, error)
+    except KeyboardInterrupt:
+        raise SystemExit(_EXIT_INTERRUPTED) from None
+
+
+def _refuse_versions(command: str, error: UnsupportedVersionError) -> NoReturn:
+    """End a command that cannot import TVM with one line, which has the fix."""
+    is_doctor = command == _DOCTOR
+    stream, head = sys.stderr, "tvm-adaptive: error: "
+    if is_doctor:
+        stream, head = sys.stdout, "PROBLEM  versions  "
+    with contextlib.suppress(OSError, AttributeError):  # it is closed, or was from the beginning
+        stream.write(f"{head}{error}\n")
+    raise SystemExit(_EXIT_PROBLEM if is_doctor else _EXIT_UNUSABLE) from None

@@ -50,8 +50,9 @@ def start_program(control: int) -> subprocess.Popen[bytes]:
     # By its path, not as a module: that would import the whole package, which costs
     # seconds. The child finds modules where the parent does, whatever its directory.
     numbers = [str(control), str(os.getpid())]
+    path = "\n".join(entry for entry in sys.path if isinstance(entry, str))  # Python skips others
     return subprocess.Popen(
-        [sys.executable, "-c", _BOOTSTRAP, str(_PROGRAM), *numbers, "\n".join(sys.path)],
+        [sys.executable, "-c", _BOOTSTRAP, str(_PROGRAM), *numbers, path],
         pass_fds=(control,),
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # workers do not need numpy's threads
         stdin=subprocess.DEVNULL,

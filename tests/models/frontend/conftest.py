@@ -194,6 +194,20 @@ def onnx_file(onnx, onnx_models, tmp_path):
     return write
 
 
+@pytest.fixture
+def only_basic_optimisations(monkeypatch):
+    """Let ONNX Runtime fail where it is to apply more than its basic optimisations."""
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession
+
+    def opened(model, options, **how):
+        if options.graph_optimization_level != ort.GraphOptimizationLevel.ORT_ENABLE_BASIC:
+            raise RuntimeError("a name which does not exist: InsertedPrecisionFreeCast_x")
+        return session(model, options, **how)
+
+    monkeypatch.setattr(ort, "InferenceSession", opened)
+
+
 @dataclasses.dataclass(frozen=True)
 class TorchModel:
     module: object

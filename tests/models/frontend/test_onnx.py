@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.cli import main
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.frontend import load
+from tvm_adaptive.models.frontend.onnx_file import open_session
 from tvm_adaptive.tuning.resume import read_settings
 
 ARCHITECTURES = ["resnet", "mobilenet", "encoder"]
@@ -204,6 +205,13 @@ def test_without_onnx_the_message_says_what_to_install(onnx_file, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidOptionError, match=r"pip install 'tvm-adaptive\[onnx\]'"):
         load(str(path))
+
+
+@pytest.mark.usefixtures("only_basic_optimisations")
+def test_a_file_opens_with_fewer_optimisations_where_all_fail(onnx_file):
+    inference = open_session(onnx_file("resnet"), [np.ones((1, 3, 32, 32), "float32")], 1)
+    (found,) = inference.outputs(inference.run())
+    assert found.shape == (1, 10)
 
 
 def test_the_command_tunes_a_file(onnx, tmp_path, capsys):

@@ -366,7 +366,10 @@ def test_weights_in_other_files_are_found_in_branches_too(onnx):
     assert onnx_graph.external_files(model_of(onnx, [node], {"x": [3]})) == ["branch.bin"]
 
 
-def test_a_proposed_shape_runs(onnx, tmp_path):
+@pytest.mark.parametrize("more", [(), ("only_basic_optimisations",)])
+def test_a_proposed_shape_runs(more, onnx, tmp_path, request):
+    for name in more:
+        request.getfixturevalue(name)
     nodes = [onnx.helper.make_node("Reshape", ["x", "s"], ["r"]),
              onnx.helper.make_node("MatMul", ["r", "m"], ["y"])]  # fmt: skip
     weights = {"s": np.array([1, -1]), "m": np.ones((3 * 64 * 64, 2), "float32")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -21,13 +22,14 @@ from tvm.relax.transform import BindParams
 
 from tvm_adaptive._tvm import IRModule, relax, structural_hash
 from tvm_adaptive._tvm.onnx_frontend import onnx_converters, relax_of_onnx
-from tvm_adaptive.errors import InvalidOptionError, WorkerError
+from tvm_adaptive.errors import InvalidOptionError, MachineError, WorkerError
 from tvm_adaptive.models import transformer
 from tvm_adaptive.models.frontend import load
 from tvm_adaptive.models.frontend.onnx_file import ONNX
 from tvm_adaptive.models.frontend.reader import FileFormat, ModelReader, limits_of
 from tvm_adaptive.models.weights import MODULE_FILE, load_weighted_module, save_module
 
+READER = "tvm_adaptive.models.frontend.reader"
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -200,9 +202,44 @@ def test_a_reader_that_crashes_or_hangs_is_a_message(
     path.write_bytes(b"x")
     with pytest.raises(InvalidOptionError, match=r"net.bin is odd: .* killed by SIGSEGV"):
         shared_reader.read(FileFormat(crash, "is odd"), path, "net", {})
-    monkeypatch.setattr("tvm_adaptive.models.frontend.reader._READ_SEC", 0.5)
-    with pytest.raises(InvalidOptionError, match=r"net.bin is odd: timeout"):
+    monkeypatch.setattr(f"{READER}._READ_SEC", 0.5)
+    with pytest.raises(InvalidOptionError, match=r"Reading .*net.bin took longer than"):
         shared_reader.read(FileFormat(hang, "is odd"), path, "net", {})
+
+
+def fill_the_disk(path: Path, shapes: Any) -> IRModule:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def refuse_on_a_full_disk(path: Path, shapes: Any) -> IRModule:
+    try:
+        return fill_the_disk(path, shapes)
+    except OSError as error:
+        raise InvalidOptionError(f"{path} is odd: {error}") from error
+
+
+def fill_the_memory(path: Path, shapes: Any) -> IRModule:
+    raise RuntimeError("std::bad_alloc")
+
+
+@pytest.mark.parametrize("read", [fill_the_disk, refuse_on_a_full_disk])
+def test_a_machine_that_fails_says_nothing_of_the_file(
+    read: Any, shared_reader: ModelReader, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.bin"
+    path.write_bytes(b"x")
+    with pytest.raises(MachineError, match="No space left on device") as caught:
+        shared_reader.read(FileFormat(read, "is odd"), path, "net", {})
+    assert "is odd" not in str(caught.value)
+
+
+def test_a_reader_without_memory_is_no_failure_of_the_machine(
+    shared_reader: ModelReader, tmp_path: Path
+) -> None:
+    path = tmp_path / "net.bin"
+    path.write_bytes(b"x")
+    with pytest.raises(InvalidOptionError, match=r"needs more than .* GiB of memory"):
+        shared_reader.read(FileFormat(fill_the_memory, "is odd"), path, "net", {})
 
 
 def test_a_file_larger_than_the_memory_is_refused(
@@ -211,6 +248,12 @@ def test_a_file_larger_than_the_memory_is_refused(
     path = tmp_path / "net.onnx"
     path.write_bytes(b"x" * 1000)
     assert limits_of(path, ONNX).memory_bytes > 1 << 30
+    monkeypatch.setattr(f"{READER}.memory_limit", lambda: 1 << 29)  # of a container
+    assert limits_of(path, ONNX).memory_bytes == 1 << 29
+    monkeypatch.setattr(f"{READER}.memory_limit", lambda: 999)
+    with pytest.raises(InvalidOptionError, match=r"or its container, .* read it on a larger one"):
+        limits_of(path, ONNX)
+    monkeypatch.setattr(f"{READER}.memory_limit", lambda: None)
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(total=999))
     with pytest.raises(InvalidOptionError, match="read it on a larger one"):
         limits_of(path, ONNX)
@@ -304,8 +347,9 @@ def test_what_onnx_runtime_cannot_run_is_an_error_that_says_so(onnx_file: Any) -
 def test_the_model_itself_counts_in_a_folder_of_many_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvm_adaptive.models.frontend.reader._MAX_ENTRIES", 5)
+    monkeypatch.setattr(f"{READER}._MAX_ENTRIES", 5)
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(total=1 << 40))
+    monkeypatch.setattr(f"{READER}.memory_limit", lambda: None)
     path, data = tmp_path / "net.onnx", tmp_path / "net.onnx.data"
     for each in (path, data):
         with open(each, "wb") as file:

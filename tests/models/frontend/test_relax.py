@@ -98,6 +98,8 @@ def test_one_symbol_fixes_every_input_that_has_it():
         ({"x": (3,)}, "has 2 extents"),
         ({"z": (3,)}, "the inputs of net are x, y"),
         ({"": (3,)}, "needs the name of its input: the inputs of net are x, y"),
+        ({"x": "3x4"}, "input_shapes must map names .* but has 'x': '3x4'"),
+        ({"x": (None, 4)}, "input_shapes must map names"),
     ],
 )
 def test_shapes_that_contradict(shapes, text):
@@ -147,6 +149,27 @@ def test_an_original_may_be_wrong_by_a_rounding_next_to_zero(tmp_path):
     judged(lambda inputs: run(inputs, 2e-7), tmp_path / "near", Notes(), faint)
     with pytest.raises(ImportMismatchError):
         judged(lambda inputs: run(inputs, 2e-6), tmp_path / "far", Notes(), faint)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_a_network_that_rounds_may_choose_another_step(tmp_path, kind):
+    eight = relax.const(8.0, "float32")
+
+    def build(_, x):
+        steps = relax.op.round(relax.op.multiply(x, eight))
+        return relax.op.astype(relax.op.multiply(steps, eight), kind)
+
+    rounded = network_of_imported("net", module_of({"x": (100_000,)}, build), {})
+    assert rounded.rounds
+
+    def run(inputs, error):
+        # Of other kernels, of which some numbers round to another step.
+        x = inputs[0] * np.float32(8.0 * (1.0 + 1e-5))
+        return [(np.round(x) * 8.0 + error).astype(kind)]
+
+    judged(lambda inputs: run(inputs, 0.0), tmp_path / "other", Notes(), rounded)
+    with pytest.raises(ImportMismatchError):
+        judged(lambda inputs: run(inputs, 32.0), tmp_path / "wrong", Notes(), rounded)
 
 
 def test_small_outputs_of_their_own_scale_are_compared_in_that_scale(tmp_path):

@@ -223,6 +223,21 @@ def test_without_pytorch_the_message_says_what_to_install(tmp_path, monkeypatch)
         load(str(path))
 
 
+def test_an_older_pytorch_is_named_and_not_the_file(torch, tmp_path, monkeypatch):
+    path = tmp_path / "net.pt2"
+    path.write_bytes(b"x")
+    reader = "tvm_adaptive.models.frontend.reader"
+    monkeypatch.setattr(f"{reader}.installed_version", lambda _: "2.6.0+cpu")
+    text = r"net.* needs torch 2\.13 or newer, but 2\.6\.0\+cpu is installed: pip install"
+    with pytest.raises(InvalidOptionError, match=text):
+        load(str(path))
+    linear, ones = torch.nn.Linear(4, 3), (torch.ones(2, 4),)
+    with pytest.raises(InvalidOptionError, match=text):
+        network_of_module(linear, ones, {}, name="net", shapes={}, source="net")
+    monkeypatch.setattr(f"{reader}.installed_version", lambda _: None)  # of a build of one's own
+    assert network_of_module(linear, ones, {}, name="net", shapes={}, source="net")
+
+
 FACTORY = """
     import torch
 

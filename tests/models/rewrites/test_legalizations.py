@@ -23,6 +23,24 @@ def transposed(shape, kernel, **attributes):
     return prepare(network, resolve_target("cpu"))
 
 
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_an_index_beside_the_table_reads_the_nearest_row(axis, kind):
+    table = np.arange(12, dtype="float32").reshape(4, 3) if axis is not None else np.arange(4.0)
+    table = table.astype("float32")
+    builder = relax.BlockBuilder()
+    places = relax.Var("places", relax.TensorType((5,), kind))
+    with builder.function("main", [places]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.take(relax.const(table), places, axis))
+        builder.emit_func_output(y)
+    network = Network("net", builder.get(), {}, {"places": (5,)}, {"places": kind})
+    prepared = prepare(network, resolve_target("cpu"))
+    x = np.array([0, 2, -1, 10**8, -(10**9)], kind)
+    (found,) = run_network(compile_network(prepared, None, resolve_target("cpu")), [x])
+    np.testing.assert_array_equal(found, np.take(table, x, axis, mode="clip"))
+
+
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 @pytest.mark.parametrize("axis", [1, None])
 @pytest.mark.parametrize("vector_math", [True, False])

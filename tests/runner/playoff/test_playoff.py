@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tvm.target import Target
 from tests.journals import MemoryJournal
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.builder.compile import build_candidate
+from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     InvalidOptionError,
@@ -250,6 +252,51 @@ def test_a_disk_without_room_for_a_folder_leaves_the_former_database_of_winners(
     with pytest.raises(MachineError, match="no space is left"):
         final_database(tmp_path, [])
     assert contents(tmp_path / "final") == before
+
+
+def reports_of(*rows: int) -> list[FinalistReport]:
+    """Return the report of a winner for each number of rows."""
+    database, mod = database_of({each: [1e-9 * each] for each in rows})
+    return [
+        FinalistReport("matmul", (Finalist(each, 1e-9, 1e-9, unchecked=""),), "won", 1.0)
+        for each in sane_records(database, mod, LLVM)
+    ]
+
+
+def test_files_of_others_beside_the_winners_stay(tmp_path: Path) -> None:
+    good, better = reports_of(GOOD, BETTER)
+    assert len(final_database(tmp_path, [good])) == 1
+    mine = [tmp_path / name / "mine.pt" for name in ("final", "final.new")]
+    for each in mine:
+        each.parent.mkdir(exist_ok=True)
+        each.write_text("weights")
+    assert len(final_database(tmp_path, [good, better])) == 2
+    assert set(contents(tmp_path / "final")) == {WORKLOAD_FILE, RECORD_FILE, "mine.pt"}
+    assert set(contents(tmp_path / "final.new")) == {"mine.pt"}
+    assert {each.read_text() for each in mine} == {"weights"}
+
+
+def test_a_kill_while_the_winners_are_replaced_leaves_a_database_that_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, better = reports_of(GOOD, BETTER)
+    final_database(tmp_path, [good])
+    replace = os.replace
+
+    def replace_until_killed(source: Path, target: Path) -> None:
+        if target.name == RECORD_FILE:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_until_killed)
+        patch.setattr(playoff, "_remove_database", lambda _folder: None)
+        with pytest.raises(KeyboardInterrupt):
+            final_database(tmp_path, [good, better])
+    assert set(contents(tmp_path / "final.new")) == {RECORD_FILE}
+    assert len(ms.database.JSONDatabase(work_dir=str(tmp_path / "final"))) == 0
+    assert len(final_database(tmp_path, [good, better])) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
 
 
 @pytest.mark.parametrize(
@@ -655,6 +702,24 @@ def test_a_schedule_without_any_time_can_win(builder: Any, pool: WorkerPool) -> 
     report = play_off(drafted, LLVM, options, builder=builder, pool=pool)
     assert report.winner is not None
     assert 0.0 < report.winner.final_sec() < 1.0
+
+
+def test_a_draft_that_there_was_no_time_to_time_can_be_deployed(
+    builder: Any, pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = ms.database.MemoryDatabase().commit_workload(matmul())
+    drafted = [record(workload, GOOD, [])]
+
+    def time_ends(*_: Any) -> Any:
+        raise OutOfTimeError(OUT_OF_TIME)
+
+    monkeypatch.setattr(playoff, "_time", time_ends)
+    options = PlayoffOptions(timeout_sec=20.0)
+    report = play_off(drafted, LLVM, options, builder=builder, pool=pool)
+    assert report.winner is not None
+    assert report.winner.is_draft
+    assert math.isfinite(report.winner.final_sec())
+    assert len(final_database(tmp_path, [report])) == 1
 
 
 class WithoutMemory:

@@ -26,14 +26,17 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive._tvm import te_workload as operator
 from tvm_adaptive.errors import WorkerDiedError, WorkerTaskError, WorkerTimeoutError
 from tvm_adaptive.measure_callback.history import History
+from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks import library, operators
 from tvm_adaptive.tuning.checks.library import Measurement
 from tvm_adaptive.tuning.checks.operators import OperatorCheck
 from tvm_adaptive.tuning.outcome import Comparison
+from tvm_adaptive.values.roofline import Roofline
 from tvm_adaptive.workers import device_session
 from tvm_adaptive.workers.pool import Outcome
+from tvm_adaptive.workers.roofline import measure_roofline
 
 
 @contextlib.contextmanager
@@ -197,6 +200,48 @@ def test_single_functions_are_compared_as_in_play_offs(tmp_path: Path) -> None:
         differs = check._compare([before], [wrong])
         assert differs is not None
         assert differs.problem.startswith("main: ")
+
+
+class Processor:
+    """A pool that runs no library: what each would compute, and what the processor reaches."""
+
+    REACHED = Roofline(2e12, 1e11)
+
+    def __init__(self, outputs: list[Any], clock: Clock, end_sec: float) -> None:
+        self._outputs, self._clock, self._end_sec = outputs, clock, end_sec
+
+    def map(self, function: Any, _tasks: Any, _timeout_sec: float) -> list[Outcome]:
+        if function is measure_roofline:
+            return [Outcome(self.REACHED)]
+        self._clock.now = self._end_sec
+        return [Outcome((self._outputs, 1e-3))]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("end_sec", "is_here", "n_events"),
+    [(500.0, True, 1), (999.5, True, 0), (500.0, False, 0)],
+)
+def test_what_the_processor_reaches_is_measured_after_a_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_sec: float, is_here: bool, n_events: int
+) -> None:
+    clock, outputs = Clock(), [np.arange(1.0, 9.0, dtype="float32")]
+    with one_recorded(tmp_path, clock) as (check, database):
+        assert check._is_here
+        check._pool.close()
+        pool: Any = Processor(outputs, clock, end_sec)
+        check._pool, check._is_here = pool, is_here
+        check._before = [Measurement(outputs, 2e-3)]
+        monkeypatch.setattr(check, "_compile", lambda task, _database: check._path(task, ""))
+        comparison = check.measure_tuned(database)
+    assert comparison is not None
+    assert comparison.agree
+    events = read_journal(tmp_path / "journal.jsonl")
+    found = [each for each in events if each["event"] == "roofline"]
+    rates = [tuple(each[name] for name in Roofline._fields) for each in found]
+    assert rates == n_events * [tuple(Processor.REACHED)]
 
 
 def test_other_play_offs_of_direct_forms_find_the_device_of_a_farm_free(

@@ -661,6 +661,44 @@ def test_equal_steps_of_two_groups_are_compared(
     assert all(problems) == any(problems) == (step != "none")
 
 
+def residual(scale: float, bias: float) -> Any:
+    """Return what builds a convolution with scaled weights, a number, and the input on top."""
+
+    def build(builder: Any, y: Any, x: Any) -> Any:
+        kernel = np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype("float32")
+        z = builder.emit(relax.op.nn.conv2d(y, relax.const(scale * kernel), padding=1))
+        z = builder.emit(relax.op.add(builder.emit(relax.op.add(z, x)), relax.const(bias)))
+        return relax.op.nn.relu(z)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("scale", "bias", "is_told"),
+    [
+        (1.0, 0.0, True),
+        (0.0, 0.0, False),  # of an untrained network: whatever the kernel reads, x is the result
+        (1.0, -1e6, False),  # all results are 0
+    ],
+)
+def test_a_function_whose_results_hide_errors_is_not_checked_within_the_network(
+    tmp_path: Path, scale: float, bias: float, is_told: bool
+) -> None:
+    with check_of_forms(tmp_path, residual(np.float32(scale), np.float32(bias))) as check:
+        problems = checked_in_form(check, DIRECT)
+    assert "" in problems
+    assert (None in problems) is not is_told
+
+
+def test_a_wrong_kernel_is_found_where_right_results_are_all_one_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with check_of_forms(tmp_path, residual(np.float32(1.0), np.float32(-1e6))) as check:
+        with_faults(monkeypatch, lambda name: check.forms.get(name, NO_FORM).form == DIRECT)
+        problems = checked_in_form(check, DIRECT)
+    assert all(problems)
+
+
 def test_what_takes_the_place_of_other_forms_is_checked_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,7 +724,8 @@ def test_what_gives_up_its_forms_is_not_timed(monkeypatch: pytest.MonkeyPatch) -
     framework.problem = lambda *_: "output 0 is wrong"
     framework.rivals = lambda: SimpleNamespace(timings=[], time=time)
     check._framework, check._inputs, check._device_kind, check._before = framework, [], "cpu", None
-    check._untuned = Path("none.so")
+    check._untuned, check._path = Path("none.so"), Path("net.so")
+    framework.latency_sec = lambda _rivals: math.inf
     monkeypatch.setattr(check, "_run", lambda *_arguments: [np.ones(3)])
     for uses_forms, source in ((True, ""), (False, "; no function is tuned")):
         check.uses_forms = uses_forms

@@ -28,7 +28,7 @@ from tvm_adaptive._tvm import (
     json_database,
     te_workload,
 )
-from tvm_adaptive.database.metaschedule import task_of
+from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile, standing_winner
@@ -41,6 +41,7 @@ from tvm_adaptive.runner.playoff.finalist import (
     SCHEDULE_FAILED,
     Finalist,
     PlayoffOptions,
+    Proof,
 )
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
@@ -115,6 +116,27 @@ def test_an_earlier_verdict_is_the_runs_own_and_not_new_to_the_store(tmp_path: P
     recorder.close()
     assert store.taken == []
     assert len(said_in(tmp_path)) == 1
+
+
+def test_a_verdict_that_is_taken_over_is_not_renewed(tmp_path: Path) -> None:
+    """What has disqualified the candidate since, in another store, stands."""
+    record = make_record(te_workload("GMM"), TARGET, 1e-3)
+    task = task_of(record.workload.mod, TARGET, "main")
+    proof = Proof(trial_of(record).record, run="old", unix_sec=100.0)
+    report = report_of(record, proof=proof)
+    with RecordStore(tmp_path / "records.db") as store:
+        recorder = VerdictRecorder(session_of(tmp_path, TARGET, store))
+        recorder.add(report, is_earlier=True)
+        (kept,) = VerdictFile(tmp_path, str(TVM_VERSION)).read()[task.identity]
+        assert (kept.record, kept.run, kept.unix_sec) == proof
+        assert kept.seconds == 1.5e-3
+        # In a play-off that it was not timed in, it is this run's winner.
+        recorder.add(report)
+        (taken_over,) = store.finals(task)
+        assert (taken_over.run, taken_over.unix_sec) == ("a", 100.0)
+        # What a check of this run finds is new.
+        recorder.add(report_of(record, proof=proof, disqualified="crash", playoff_sec=math.nan))
+        assert [each.unix_sec == 100.0 for each in store.finals(task)] == [True, False]
 
 
 def report_of(record: TuningRecord, **changes: Any) -> FinalistReport:

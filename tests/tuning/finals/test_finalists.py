@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
+from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
@@ -37,7 +39,13 @@ from tvm_adaptive.runner.playoff.playoff import FinalistReport, without_playoff
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finals import decision
-from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of, with_proven
+from tvm_adaptive.tuning.finals.finalists import (
+    Finalists,
+    finalists_of,
+    finalists_of_run,
+    note_unchecked,
+    with_proven,
+)
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.environment import UNKNOWN
 
@@ -175,6 +183,20 @@ def test_what_was_proven_in_a_fast_hour_is_compared_by_this_runs_time(
     assert found.importance_sec == pytest.approx(1.4e-3)
 
 
+def test_a_record_that_tvm_cannot_apply_is_no_finalist(tmp_path: Path) -> None:
+    """Of a run that is applied: another version of TVM may have been there."""
+    mod = gmm_task().dispatched[0]
+    for seed, seconds in enumerate((1e-3, 2e-3), start=1):
+        copy_record(make_record(mod, TARGET, seconds, seed), json_database(tmp_path))
+    path = tmp_path / RECORD_FILE
+    first, second = path.read_text().splitlines()
+    number, fields = json.loads(first)
+    fields[0] = [[["AnotherVersions", [], [], []]], []]
+    path.write_text(f"{json.dumps([number, fields])}\n{second}\n")
+    (found,) = finalists_of_run(tmp_path, TARGET, [gmm_task()])
+    assert times_of(found) == [2e-3]
+
+
 def held(*finalists: Finalist, reason: str = "failed") -> FinalistReport:
     return FinalistReport("main", finalists, reason, 1.0)
 
@@ -185,22 +207,24 @@ def test_where_a_playoff_has_no_winner_the_earlier_one_stands() -> None:
     proven = Finalist(record, 1e-3, 1e-3, unchecked="")
     mine = Finalists(mod, "main", (other, record), 1e-3, proven)
     wrong = Finalist(other, 1e-9, disqualified="wrong result", unchecked="")
-    task, notes = TaskProgress("main", 1.0), Notes()
-    outcome = decision.outcome_of(task, with_proven(held(wrong), mine, notes))
+    task = TaskProgress("main", 1.0)
+    outcome = decision.outcome_of(task, with_proven(held(wrong), mine))
     assert (outcome.best_sec, outcome.played_off, outcome.n_disqualified) == (1e-3, True, 1)
     # Found out now, it does not stand any longer.
     out = Finalist(record, 1e-3, disqualified="wrong result", unchecked="")
-    outcome = decision.outcome_of(task, with_proven(held(wrong, out), mine, notes))
+    outcome = decision.outcome_of(task, with_proven(held(wrong, out), mine))
     assert (outcome.best_sec, outcome.played_off) == (math.inf, False)
-    assert notes.notes == []
     # That it could not be built this time says nothing of it.
     unbuilt = Finalist(record, 1e-3, disqualified="build: machine: out of memory")
-    outcome = decision.outcome_of(task, with_proven(held(wrong, unbuilt), mine, notes))
+    outcome = decision.outcome_of(task, with_proven(held(wrong, unbuilt), mine))
     assert (outcome.best_sec, outcome.played_off) == (1e-3, True)
     nothing = dataclasses.replace(mine, proven=None)
     unknown = held(as_recorded(other, "no reference: timeout"), reason="no-reference")
-    outcome = decision.outcome_of(task, with_proven(unknown, nothing, notes))
+    outcome = decision.outcome_of(task, with_proven(unknown, nothing))
     assert (outcome.best_sec, outcome.played_off) == (1e-3, False)
+    notes = Notes()
+    note_unchecked(unknown, notes)
+    note_unchecked(held(wrong), notes)
     assert notes.notes == ["main stays untuned, as nothing could be checked: no reference: timeout"]
 
 
@@ -223,7 +247,7 @@ def test_a_lucky_record_does_not_replace_what_was_proven(
     found = [Finalist(lucky, 0.5e-3, timed_sec, unchecked="")]
     if proven_again_sec is not None:
         found.append(Finalist(record, 1e-3, proven_again_sec, unchecked=""))
-    report = with_proven(held(*found, reason="no-time"), mine, Notes())
+    report = with_proven(held(*found, reason="no-time"), mine)
     assert report.winner is not None
     assert report.winner.final_sec() == deployed_sec
     assert len(report.finalists) == (2 if deployed_sec == 1e-3 else len(found))
@@ -234,7 +258,7 @@ def test_what_was_proven_in_a_fast_hour_can_be_beaten_in_this_one() -> None:
     today, other = make_record(mod, TARGET, 2e-3, 1), make_record(mod, TARGET, 1.4e-3, 2)
     proven = Finalist(make_record(mod, TARGET, 1e-3, 1), 1e-3, 1e-3, unchecked="")
     mine = Finalists(mod, "main", (other, today), 1e-3, proven)
-    report = with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine, Notes())
+    report = with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine)
     assert report.winner is not None
     assert report.winner.record is other
 
@@ -262,7 +286,7 @@ def test_a_proof_at_a_loosened_tolerance_stays_one_when_the_run_resumes(tmp_path
     report = without_playoff(mine.records, mine.proven, "main")
     VerdictRecorder(session).add(report, is_earlier=True)
     file = VerdictFile(tmp_path, str(TVM_VERSION))
-    assert [each.run for finals in file.read().values() for each in finals] == ["a", "b"]
+    assert [each.run for finals in file.read().values() for each in finals] == ["a", "a"]
     assert not any(file.read(with_loose=False).values())
 
 
@@ -275,7 +299,7 @@ def test_a_proof_at_a_loosened_tolerance_that_stands_after_a_play_off_is_not_sha
     with RecordStore(tmp_path / "records.db") as store:
         session = loosened_session(tmp_path, store, run="b")
         (mine,) = finalists_of(session, [gmm_task()], RunDatabase(tmp_path))
-        report = with_proven(held(timed, reason="tied"), mine, Notes())
+        report = with_proven(held(timed, reason="tied"), mine)
         assert [each.in_network for each in report.finalists] == [True, False]
         VerdictRecorder(session).add(report)
         (task,) = store.tasks()

@@ -69,8 +69,8 @@ def network_of_factory(what: str, name: str, shapes: Shapes) -> Network:
 def _call(what: str) -> Any:
     """Return what a factory returns."""
     module_name, _, function_name = what.partition(":")
-    # Also while it runs, for what it imports then.
-    with _current_directory_first():
+    # Also while it runs, for what it imports and reads then.
+    with _as_a_program(module_name):
         with as_invalid_option(f"{module_name} of {what} cannot be imported"):
             module = importlib.import_module(module_name)
         factory = getattr(module, function_name, None)
@@ -86,11 +86,14 @@ def _is_torch_module(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _current_directory_first() -> Iterator[None]:
-    here = str(Path.cwd())
+def _as_a_program(name: str) -> Iterator[None]:
+    """Look for modules in the current directory first, and hide this program's own arguments."""
+    here, arguments = str(Path.cwd()), sys.argv
     sys.path.insert(0, here)
+    sys.argv = [name]  # else a script that parses them as it is imported takes them for its own
     try:
         yield
     finally:
+        sys.argv = arguments
         with contextlib.suppress(ValueError):  # the user's code may have removed it
             sys.path.remove(here)

@@ -67,8 +67,10 @@ def load(
     Raises
     ------
     InvalidOptionError
-        When there is no such model, its file is damaged, its framework is not installed,
+        When there is no such model, its file is damaged, its framework is missing or too old,
         TVM cannot express it, or a shape stays dynamic; the message says what to do.
+    MachineError
+        When the machine failed while a file was read.
     """
     shapes: Shapes = dict(input_shapes or {})
     if inputs is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_l
 from tvm_adaptive.models.frontend import onnx_control, onnx_graph
 from tvm_adaptive.models.frontend.onnx_import import expanded, relax_of_graph
 from tvm_adaptive.models.frontend.onnx_sequences import with_parts
+from tvm_adaptive.models.frontend.onnx_values import dequantise_constants
 from tvm_adaptive.models.frontend.open_extents import InputShape, open_message
 from tvm_adaptive.models.frontend.reader import Array, FileFormat, Inference, Numbers
 from tvm_adaptive.models.frontend.shapes import Shapes, matched
@@ -36,6 +38,7 @@ def read_onnx(path: Path, shapes: Shapes, numbers: Numbers | None = None) -> IRM
             written = onnx_control.merged(onnx_control.unrolled(model))
             # Some definitions of operators depend on types, which are unknown inside a loop.
             model = with_parts(expanded(onnx_graph.fold(written, folder)))
+        dequantise_constants(model.graph)
     return relax_of_graph(path, model)
 
 
@@ -87,17 +90,24 @@ def _close(
     return closed
 
 
-def open_session(path: Path, inputs: Sequence[Array], n_threads: int | None) -> Inference:
-    """Open a file in ONNX Runtime; by its path, since a model in memory is limited to 2 GB."""
+def open_session(
+    path: Path, inputs: Sequence[Array], n_threads: int | None, *, is_plain: bool = False
+) -> Inference:
+    """Open a file in ONNX Runtime; by its path, since a model in memory is limited to 2 GB.
+
+    A plain session has a kernel for each operator, and rounds otherwise than the usual one.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    if is_plain:
+        level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.graph_optimization_level = level
     if n_threads is not None:
         options.intra_op_num_threads = n_threads
     # A prepared network has no subnormal weights, which make inferences slower on some processors.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    providers = ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    session = onnx_graph.session_of_file(path, options)
     # Values of its own, so that no inference includes conversions of arrays. Outputs bound
     # beforehand would be refused in files that declare wrong shapes of them.
     value_of = onnxruntime.OrtValue.ortvalue_from_numpy
@@ -120,6 +130,8 @@ ONNX = FileFormat(
     "'tvm-adaptive[onnx]'",
     ("ONNX Runtime", "onnxruntime"),
     open_session,
+    open_plainly=functools.partial(open_session, is_plain=True),
     takes_numbers=True,
     beside=True,
+    least_version=(1, 16),  # of the extra
 )

@@ -270,6 +270,7 @@ def _folded(model: Any, folder: Path, result: Path) -> Any:
     prefix = "session.optimized_model_external_initializers"
     options.add_session_config_entry(f"{prefix}_file_name", f"{result.stem}.bin")
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(_EXTERNAL_BYTES))
+    # Operators of float16 for which the provider has no kernel become those of float32.
     _session(model.SerializeToString(), options, disabled_optimizers=list(_NOT_WANTED))
     return onnx.load(str(result))
 
@@ -290,7 +291,7 @@ def working_proposal(
     best_runs = False
     end_sec = time.monotonic() + _PROPOSAL_SEC
     with contextlib.suppress(Exception):  # without ONNX Runtime, or with a model it refuses
-        session = _session(str(path), _options(None))
+        session = session_of_file(path, _options(None))
         for found in (first, *candidates):
             n_results = _result_size(session, {**fixed, **found}, numbers)
             if n_results:
@@ -323,6 +324,18 @@ def _result_size(
     except Exception:  # ONNX Runtime's own, for shapes that do not fit
         return None
     return min(sizes)
+
+
+def session_of_file(path: Path, options: Any) -> Any:
+    """Open a file in ONNX Runtime, with its basic optimisations alone where all of them fail."""
+    import onnxruntime
+
+    try:
+        return _session(str(path), options)
+    except Exception as error:  # ONNX Runtime's own: some versions fail for files of float16
+        logger.info("ONNX Runtime cannot optimise %s fully: %s", path, summary_line(error))
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return _session(str(path), options)
 
 
 def _session(model: bytes | str, options: Any, **how: Any) -> Any:

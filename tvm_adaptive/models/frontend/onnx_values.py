@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tvm_adaptive.models.frontend.onnx_graph import weight_types
+from tvm_adaptive.models.frontend.onnx_graph import nodes_of, weight_types
+
+Array = npt.NDArray[Any]
 
 # Nodes that a constant is computed by; those on shapes of inputs are left to folding.
 MAX_SOURCES = 100
@@ -82,3 +86,56 @@ def copy_of(message: Any) -> Any:
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+def dequantise_constants(graph: Any) -> None:
+    """Replace ``DequantizeLinear`` of constants of four bits, of which TVM has no tensors.
+
+    ONNX Runtime, which folds what else is constant, leaves that operator as it is.
+    """
+    from onnx import TensorProto
+
+    short = (TensorProto.INT4, TensorProto.UINT4)
+    weights = {each.name: each for each in graph.initializer}
+    operands: set[str] = set()
+    for place, node in reversed(list(enumerate(graph.node))):
+        given = [name for name in node.input if name]
+        if node.op_type != "DequantizeLinear" or not weights.keys() >= set(given):
+            continue
+        if weights[given[0]].data_type in short:
+            add_weight(graph, node.output[0], _dequantised(node, [weights[name] for name in given]))
+            operands.update(given)
+            del graph.node[place]
+    used = {name for node in nodes_of(graph) for name in node.input}
+    used |= {each.name for each in graph.output}
+    # One by one: a new list would copy the weights that stay, which may be gigabytes.
+    for place, weight in reversed(list(enumerate(graph.initializer))):
+        if weight.name in operands - used:
+            del graph.initializer[place]
+
+
+def _dequantised(node: Any, operands: Sequence[Any]) -> Array:
+    """Return the result for constants: numbers, their scale, and maybe their zero point."""
+    from onnx import helper, numpy_helper
+
+    numbers, scale, *zero = map(numpy_helper.to_array, operands)
+    given = {each.name: each.i for each in node.attribute}
+    axis, block = given.get("axis", 1), given.get("block_size", 0)
+
+    def spread(values: Array) -> Array:
+        values = values.astype("float32")
+        if values.size == 1:
+            return values.reshape(())
+        if block:  # the last one may be cut off
+            return values.repeat(block, axis).take(np.arange(numbers.shape[axis]), axis)
+        shape = [1] * numbers.ndim
+        shape[axis] = -1
+        return values.reshape(shape)
+
+    found = numbers.astype("float32")
+    for each in zero:
+        found -= spread(each)
+    found *= spread(scale)
+    kind = given.get("output_dtype", 0) or operands[1].data_type
+    floats: Array = found.astype(helper.tensor_dtype_to_np_dtype(kind))
+    return floats

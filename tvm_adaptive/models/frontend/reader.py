@@ -21,11 +21,22 @@ import numpy.typing as npt
 import psutil
 
 from tvm_adaptive._tvm import IRModule, check_well_formed
-from tvm_adaptive.errors import InvalidOptionError, WorkerTaskError, as_invalid_option, summary_line
+from tvm_adaptive._tvm.versions import installed_version, release
+from tvm_adaptive.errors import (
+    InvalidOptionError,
+    MachineError,
+    WorkerError,
+    WorkerTaskError,
+    WorkerTimeoutError,
+    as_invalid_option,
+    machine_failure,
+    summary_line,
+)
 from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.network import Network, Original, network_of_relax
 from tvm_adaptive.models.rewrites.folding import fold
 from tvm_adaptive.models.weights import load_weighted_module, save_module
+from tvm_adaptive.workers.containers import memory_limit
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
@@ -50,6 +61,8 @@ _RUN_SEC = 120.0
 READER_ENV = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
 # In messages of numpy and Python; of C++; of PyTorch.
 _MEMORY_ERRORS = ("bad_alloc", "can't allocate memory", "Cannot allocate memory")
+# In the message of a file whose reading was stopped.
+LATE = "took longer than"
 
 
 class Inference(NamedTuple):
@@ -83,8 +96,10 @@ class FileFormat:
     # The framework that computes the original outputs, and its package.
     framework: tuple[str, str] | None = None
     open: Opener | None = None  # in that framework
+    open_plainly: Opener | None = None  # with other kernels, which round otherwise
     takes_numbers: bool = False  # ``read`` has a keyword ``numbers``: inputs that decide branches
     beside: bool = False  # whether weights may be in other files, beside it or in a folder there
+    least_version: tuple[int, ...] = ()  # of the package that reads it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +126,7 @@ class ModelReader:
         numbers: Numbers | None = None,
     ) -> Network:
         """Read a model file; ``numbers`` are those of the inputs, where they are known."""
-        if file_format.package and importlib.util.find_spec(file_format.package) is None:
-            raise InvalidOptionError(
-                f"Reading {path} needs the package {file_format.package}: pip install "
-                f"{file_format.install}."
-            )
+        check_package(file_format, path)
         limits = limits_of(path, file_format)
         with _printable_refusals():
             if file_format.takes_numbers and numbers:
@@ -137,9 +148,7 @@ class ModelReader:
             task = (file_format, path.absolute(), shapes, folder, limits.memory_bytes)
             (outcome,) = self._pool.map(convert, [task], limits.read_sec)
             if outcome.error is not None:
-                raise InvalidOptionError(
-                    f"{path} {file_format.misfit}: {summary_line(outcome.error)}"
-                )
+                raise _refusal(outcome.error, path, file_format, limits)
             if outcome.value != "":
                 raise InvalidOptionError(
                     str(outcome.value).replace(str(path.absolute()), str(path))
@@ -150,9 +159,14 @@ class ModelReader:
         if file_format.open is None or file_format.framework is None:
             return None
         run = functools.partial(self._run, file_format, path, limits)
+        run_plainly: functools.partial[list[Array]] | None = None
+        if file_format.open_plainly is not None:
+            plain = dataclasses.replace(file_format, open=file_format.open_plainly)
+            run_plainly = functools.partial(self._run, plain, path, limits)
         return Original(
             framework_version(*file_format.framework),
             run,
+            run_plainly,
             file=lambda _folder: path,
             memory_bytes=limits.memory_bytes,
             worker=self._pool,
@@ -182,6 +196,39 @@ def _printable_refusals() -> Iterator[None]:
         raise
 
 
+def check_package(file_format: FileFormat, what: object) -> None:
+    """Raise InvalidOptionError if the package that reads a format is missing or too old."""
+    package = file_format.package
+    if not package:
+        return
+    if importlib.util.find_spec(package) is None:
+        raise InvalidOptionError(
+            f"Reading {what} needs the package {package}: pip install {file_format.install}."
+        )
+    version = installed_version(package) or ""
+    # Of one that was not installed by pip, nothing is known.
+    if () < release(version) < file_format.least_version:
+        least = ".".join(map(str, file_format.least_version))
+        raise InvalidOptionError(
+            f"Reading {what} needs {package} {least} or newer, but {version} is installed: pip "
+            f"install {file_format.install}."
+        )
+
+
+def _refusal(
+    error: WorkerError, path: Path, file_format: FileFormat, limits: Limits
+) -> WorkerError | InvalidOptionError:
+    """Return what to raise where the worker could not read a file."""
+    if isinstance(error, MachineError):
+        return error
+    if isinstance(error, WorkerTimeoutError):
+        return InvalidOptionError(
+            f"Reading {path} {LATE} {limits.read_sec:.0f} s; try again where fewer "
+            "programs run, or give a smaller model."
+        )
+    return InvalidOptionError(f"{path} {file_format.misfit}: {summary_line(error)}")
+
+
 def limits_of(path: Path, file_format: FileFormat) -> Limits:
     """Return what reading a file may take."""
     paths = {path.absolute()}
@@ -189,10 +236,11 @@ def limits_of(path: Path, file_format: FileFormat) -> Limits:
         paths |= set(_files_beside(path.absolute()))
     n_bytes = sum(_size_bytes(each) for each in paths)
     total_bytes = psutil.virtual_memory().total
+    total_bytes = min(total_bytes, memory_limit() or total_bytes)
     if _size_bytes(path) > total_bytes:
         raise InvalidOptionError(
-            f"{path} has {_size_bytes(path) / _GIB:.1f} GiB, but this machine has "
-            f"{total_bytes / _GIB:.1f} GiB of memory; read it on a larger one."
+            f"{path} has {_size_bytes(path) / _GIB:.1f} GiB, but this machine, or its container, "
+            f"has {total_bytes / _GIB:.1f} GiB of memory; read it on a larger one."
         )
     scale_sec = _READ_SEC_PER_GIB * min(n_bytes, total_bytes) / _GIB
     return Limits(
@@ -238,9 +286,13 @@ def convert(
             # Each bias of a convolution is a reshaped constant.
             save_module(fold(mod), folder)
             return ""
-    except (InvalidOptionError, MemoryError) as error:
+    except Exception as error:  # also C++'s and PyTorch's own, where no memory is left
         if is_of_memory(error):
             return f"Reading {path} needs more than {memory_bytes / _GIB:.1f} GiB of memory."
+        if not isinstance(error, InvalidOptionError):
+            raise
+        if machine_failure(error):  # it says nothing of the file
+            raise (error.__cause__ or error) from None
         return str(error)
 
 

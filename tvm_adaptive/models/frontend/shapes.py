@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,8 +16,26 @@ from tvm_adaptive.models.network import Network, Original, shape_text
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
 
+def check_shapes(shapes: Any) -> None:
+    """Raise InvalidOptionError unless shapes are whole numbers by the names of inputs."""
+    form = "input_shapes must map names of inputs to whole numbers, as in {'x': (1, 3, 224, 224)}"
+    if not isinstance(shapes, Mapping):
+        raise InvalidOptionError(f"{form}, but is {shapes!r}.")
+    for name, extents in shapes.items():
+        if not (isinstance(name, str) and _is_shape(extents)):
+            raise InvalidOptionError(f"{form}, but has {name!r}: {extents!r}.")
+
+
+def _is_shape(extents: Any) -> bool:
+    try:
+        return not isinstance(extents, str) and all(operator.index(n) == n for n in extents)
+    except TypeError:  # no sequence, or no whole numbers
+        return False
+
+
 def by_name(shapes: Shapes, names: Sequence[str], source: str) -> dict[str, tuple[int, ...]]:
     """Check that shapes belong to inputs; the name ``""`` means the only input."""
+    check_shapes(shapes)
     found: dict[str, tuple[int, ...]] = {}
     for given, extents in shapes.items():
         name = names[0] if not given and len(names) == 1 else given

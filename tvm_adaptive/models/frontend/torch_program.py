@@ -12,7 +12,13 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option, summary_line
-from tvm_adaptive.models.frontend.reader import Array, FileFormat, Inference, framework_version
+from tvm_adaptive.models.frontend.reader import (
+    Array,
+    FileFormat,
+    Inference,
+    check_package,
+    framework_version,
+)
 from tvm_adaptive.models.frontend.shapes import Shapes, network_of_imported
 from tvm_adaptive.models.frontend.torch_flat import FlatModel, flat_module, flat_program, quiet
 from tvm_adaptive.models.frontend.torch_import import relax_of_torch
@@ -117,6 +123,7 @@ def network_of_module(
     source: str,
 ) -> Network:
     """Import a ``torch.nn.Module`` in evaluation mode with its arguments."""
+    check_package(PROGRAM, source)
     import torch
 
     with contextlib.suppress(NotImplementedError):  # a program's module has no modes
@@ -173,5 +180,11 @@ def _save_program(program: Any, folder: Path) -> Path:
 
 _FRAMEWORK = ("PyTorch", "torch")
 PROGRAM = FileFormat(
-    read_program, _MISFIT, "torch", "'tvm-adaptive[torch]'", _FRAMEWORK, open_program
+    read_program,
+    _MISFIT,
+    "torch",
+    "'tvm-adaptive[torch]'",
+    _FRAMEWORK,
+    open_program,
+    least_version=(2, 13),  # of the extra
 )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_adaptive._tvm import te, tirx, topi
+from tvm_adaptive._tvm import Constant, relax, te, tirx, topi
 from tvm_adaptive._tvm.vector_unit import VectorUnit
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.network import layouts_of
@@ -36,11 +36,12 @@ def legalizations(*, vector_math: bool, unit: VectorUnit | None) -> dict[str, Le
     With ``unit``, of a processor, products and convolutions are lowered to whole tiles,
     concatenations so that vectors lie within their parts, and maxima without padding.
 
-    Everywhere, the place of an extreme is one of the tensor's, and the variance of groups and
-    images is exact.
+    Everywhere, the place of an extreme is one of the tensor's, an index of a look-up stands for
+    the nearest row of the table, and the variance of groups and images is exact.
     """
     own: list[dict[str, Legalization]] = [{"relax.nn.conv2d_transpose": _transposed_convolution}]
     own.append({f"relax.{name}": functools.partial(_place_of, name) for name in _EXTREMES})
+    own.append({"relax.take": _take})
     if unit is not None:
         own += [whole_tile_legalizations(unit), grouped_legalizations(unit)]
         own += [pooling_legalizations(), {"relax.concat": concatenation}]
@@ -74,6 +75,15 @@ def _place_of(name: str, builder: Any, call: Any) -> Any:
         return topi.maximum(place, tirx.const(0, place.dtype))
 
     return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+
+def _take(builder: Any, call: Any) -> Any | None:
+    """Lower a look-up by indices of which any number is possible: TVM reads beside the table."""
+    table, places = call.args
+    is_tensor = isinstance(places.ty, relax.TensorType)
+    if str(call.attrs.mode) != "fast" or isinstance(places, Constant) or not is_tensor:
+        return None
+    return builder.call_te(topi.take, table, places, call.attrs.axis, mode="clip")
 
 
 def _transposed_convolution(builder: Any, call: Any) -> Any | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from tvm_adaptive._tvm import TuningRecord
 from tvm_adaptive.errors import check_at_least
@@ -43,6 +44,14 @@ class PlayoffOptions:
         check_at_least("top_k", self.top_k, 1)
 
 
+class Proof(NamedTuple):
+    """An earlier play-off's verdict that a record is sound, as it was written."""
+
+    record: str  # in JSON
+    run: str  # id of the run that held the play-off
+    unix_sec: float  # when it was held
+
+
 @dataclasses.dataclass
 class Finalist:
     """A record in a play-off and its result."""
@@ -57,6 +66,7 @@ class Finalist:
     prefetches: bool = False  # see :mod:`tvm_adaptive.models.prefetch`
     in_network: bool = False  # checked within the network, and not in a play-off
     is_draft: bool = False  # a schedule that suits the processor, of a task without trials
+    proof: Proof | None = None  # where its verdict is from, if not from this run's play-off
 
     @property
     def is_sound(self) -> bool:

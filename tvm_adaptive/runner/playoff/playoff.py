@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
@@ -42,8 +41,11 @@ from tvm_adaptive.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
-# Of a run's directory: the database of winners.
+# Of a run's directory: the database of winners, and where it is written first.
 FINAL_DIR = "final"
+FRESH_DIR = f"{FINAL_DIR}.new"
+# The files of MetaSchedule's JSON database; records name workloads by their lines.
+_WORKLOAD_FILE, _RECORD_FILE = "database_workload.json", "database_tuning_record.json"
 # If a whole batch is disqualified, the next best records follow, this often: of thousands of
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with more wrong
 # ones is better left untuned.
@@ -184,23 +186,36 @@ def without_playoff(
 def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> Database:
     """Write the winners to a new database; the compiler takes other tasks' untuned form.
 
-    Raises MachineError where the disk does not take it; the former database then stays.
+    Raises MachineError where the disk does not take it; the former database then stays. Other
+    files beside it stay in any case.
     """
-    final, fresh = Path(work_dir) / FINAL_DIR, Path(work_dir) / f"{FINAL_DIR}.new"
-    shutil.rmtree(fresh, ignore_errors=True)
+    final, fresh = Path(work_dir) / FINAL_DIR, Path(work_dir) / FRESH_DIR
+    _remove_database(fresh)  # of an attempt that was killed
     try:
-        fresh.mkdir(parents=True)
+        fresh.mkdir(parents=True, exist_ok=True)
         n_winners = copy_winners(reports, json_database(fresh))
         # TVM does not notice what a full disk has not taken.
         n_written = len(json_database(fresh))
         if n_written != n_winners:
             raise MachineError(f"only {n_written} of {n_winners} records were written")
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(fresh, final)
+        final.mkdir(exist_ok=True)
+        # A kill in between leaves no records, instead of records of other workloads.
+        (final / _RECORD_FILE).unlink(missing_ok=True)
+        for name in (_WORKLOAD_FILE, _RECORD_FILE):
+            os.replace(fresh / name, final / name)
     except Exception as error:  # TVM's parser may raise anything
-        shutil.rmtree(fresh, ignore_errors=True)
         raise MachineError(f"{final} cannot be written: {summary_line(error)}") from error
+    finally:
+        _remove_database(fresh)
     return json_database(final)
+
+
+def _remove_database(folder: Path) -> None:
+    """Remove a database, and its folder unless it holds something else."""
+    with contextlib.suppress(OSError):
+        for name in (_WORKLOAD_FILE, _RECORD_FILE):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def copy_winners(reports: Iterable[FinalistReport], database: Database) -> int:
@@ -218,7 +233,10 @@ def _play(
     if not records:
         return [], None, "no-record"
     options = verifier.options
-    entries = [Entry(Finalist(record, mean_sec(record))) for record in records]
+    entries = [
+        Entry(Finalist(record, mean_sec(record), is_draft=not record.run_secs))
+        for record in records
+    ]
     finalists: list[Finalist] = []
     winner, reason = None, "failed"
     try:

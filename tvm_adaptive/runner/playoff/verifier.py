@@ -189,6 +189,8 @@ class Verifier:
                 finalist.unchecked = self._no_neighbours
             else:
                 finalist.unchecked = ""
+                if not math.isfinite(finalist.recorded_sec):  # a draft; the call takes longer
+                    finalist.recorded_sec = outcome.elapsed_sec
                 if outcome.value.problem is not None:
                     self._refute(finalist, f"wrong result: {outcome.value.problem}")
 

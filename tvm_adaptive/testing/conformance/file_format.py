@@ -12,7 +12,7 @@ import numpy as np
 from tvm_adaptive._tvm import module_key
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, compile_network, prepare, run_network
-from tvm_adaptive.models.frontend.reader import FileFormat, ModelReader
+from tvm_adaptive.models.frontend.reader import LATE, FileFormat, ModelReader
 from tvm_adaptive.models.frontend.shapes import Shapes
 from tvm_adaptive.models.network import main_of
 from tvm_adaptive.testing.conformance.raising import must_not_raise
@@ -99,6 +99,7 @@ def check_damage(
             refusal = _refusal_of(reader, watched, copy, shapes)
             assert refusal, f"{what} must be refused but was read as a model"
             assert _OTHER_ERROR not in refusal, what + refusal.partition(str(copy))[2]
+            assert LATE not in refusal, f"{what} must be refused in time: {refusal}"
             assert str(copy) in refusal, (
                 f"{what} was refused in words that do not name the file: {refusal}"
             )

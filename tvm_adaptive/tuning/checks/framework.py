@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tvm_adaptive.errors import ImportMismatchError, summary_line
 from tvm_adaptive.models import Network, largest_difference
+from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning.checks.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
+from tvm_adaptive.values.agreement import perturbed
+
+# Relative: another order of additions changes values by as much within a few layers.
+_ROUNDING = 1e-6
+# The largest of two runs is some two thirds of that of many; kernels differ in each layer.
+_SPREAD_MARGIN = 3.0
 
 
 class FrameworkReference:
@@ -25,6 +36,7 @@ class FrameworkReference:
         self._original = network.original
         self._run_sec = 0.0  # of its first inference, with starting it
         self.expected: list[Any] | None = None  # its outputs
+        self._spreads: list[float] = []  # of each output, if the network rounds
         has_file = self._original is not None and self._original.file is not None
         # What is timed in the end, with its rivals.
         self._timed = self._original if has_file and is_here else None
@@ -63,12 +75,33 @@ class FrameworkReference:
         try:
             # Where it is timed in the end, its process stays: importing PyTorch takes 2 to 3 s.
             with contextlib.nullcontext() if self.has_rivals else contextlib.closing(original):
-                self.expected = original.run(self._inputs)
+                expected = original.run(self._inputs)
+                self._run_sec = time.perf_counter() - start_sec
+                self.expected = expected
+                if self._network.rounds:
+                    self._spreads = self._own_spreads(original, expected)
         except Exception as error:  # the framework's own errors, of any kind
             message = f"{original.framework} could not run it: {summary_line(error)}"
-            self._context.observer.note(f"outputs are not checked: {message}")
+            if self.expected is None:
+                self._context.observer.note(f"outputs are not checked: {message}")
             self._context.journal.write("error", where="original", message=message)
-        self._run_sec = time.perf_counter() - start_sec
+
+    def _own_spreads(self, original: Original, expected: Sequence[Any]) -> list[float]:
+        """Return how far each output may be off where only roundings differ.
+
+        Measured of the framework itself, by its other kernels and by inputs that differ by a
+        rounding.
+        """
+        rng = np.random.default_rng(self._context.seed)
+        others = [original.run(each) for each in perturbed(self._inputs, _ROUNDING, rng)]
+        if original.run_plainly is not None:
+            with contextlib.suppress(Exception):  # not each file runs so
+                others.append(original.run_plainly(self._inputs))
+        spreads = []
+        for place, one in enumerate(expected):
+            apart = [largest_difference([each[place]], [one]).max_abs for each in others]
+            spreads.append(_SPREAD_MARGIN * max(filter(math.isfinite, apart), default=0.0))
+        return spreads
 
     def check_import(self, outputs: Sequence[Any]) -> None:
         """Compare the untuned network's outputs, if the framework has computed some."""
@@ -91,11 +124,16 @@ class FrameworkReference:
     def problem(self, outputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
         """Say where a library's outputs disagree with a framework's; None if they agree."""
         rtol = self._context.config.finish.rtol
-        return self._network.problem_beside_framework(outputs, expected, rtol)
+        return self._network.problem_beside_framework(outputs, expected, rtol, self._spreads)
 
     def rivals(self) -> Rivals:
         """Return the frameworks to time in turns with the library, which may be none."""
         return Rivals(self._context, self._timed, self._inputs, self.problem)
+
+    def latency_sec(self, rivals: Rivals) -> float:
+        """Return its own latency among others'; infinite if it was not timed."""
+        own = [peer.secs for peer in rivals.timings if peer.framework == self.name]
+        return statistics.median(own[0]) if own else math.inf
 
     def close(self) -> None:
         """End the framework's process."""

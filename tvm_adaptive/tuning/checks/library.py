@@ -21,9 +21,16 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.database.verdicts import VerdictFile
-from tvm_adaptive.errors import OUT_OF_TIME, OutOfTimeError, WorkerTimeoutError, summary_line
+from tvm_adaptive.errors import (
+    OUT_OF_TIME,
+    MachineError,
+    NoDeviceError,
+    OutOfTimeError,
+    WorkerTimeoutError,
+    summary_line,
+)
 from tvm_adaptive.measure_callback.history import GAVE_UP_FORMS
-from tvm_adaptive.models.compile import Coverage
+from tvm_adaptive.models.compile import Coverage, device_kind
 from tvm_adaptive.runner.playoff.playoff import finalist_pool
 from tvm_adaptive.runner.rpc.leased_worker import LOST_DEVICE, LeasingPool
 from tvm_adaptive.tuning.budget import EndCosts
@@ -95,6 +102,8 @@ class LibraryCheck:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
+        # Whether libraries run on this machine's CPU.
+        self._is_here = context.farm is None and device_kind(context.target) == "cpu"
         # Runs libraries, on this machine or on the farm.
         self._pool = kernel_worker(context, lambda: context.budget.left_sec)
         # Compiles tuned code: TVM's passes cannot be interrupted in this process.
@@ -105,6 +114,7 @@ class LibraryCheck:
         self._run_sec = 0.0
         self.shortfall = ""
         self.failure = ""
+        self.run_failure = ""  # of the library that was run last
         self.is_compiled = False  # the result, with the records that it was to have
         self.library: Path | None = None  # of a network
         self.libraries: dict[str, Path] = {}  # of functions
@@ -206,7 +216,8 @@ class LibraryCheck:
         if self._context.budget.left_sec < _ROOFLINE_SEC:
             return
         n_threads = n_threads_of(self._context.target)
-        (outcome,) = self._pool.map(measure_roofline, [(n_threads,)], _ROOFLINE_TIMEOUT_SEC)
+        limit_sec = min(_ROOFLINE_TIMEOUT_SEC, self._context.budget.left_sec)
+        (outcome,) = self._pool.map(measure_roofline, [(n_threads,)], limit_sec)
         if outcome.error is None:
             self._context.journal.write("roofline", **outcome.value._asdict())
 
@@ -247,6 +258,8 @@ class LibraryCheck:
 
     def _report_failure(self, path: Path, error: Exception) -> None:
         self.shortfall = ""  # an earlier lack of time is not why the result cannot be run
+        if not isinstance(error, (NoDeviceError, MachineError)):  # these say nothing of it
+            self.run_failure = summary_line(error)
         self._context.observer.note(f"{path.name} could not be made and run: {summary_line(error)}")
         self._context.journal.write("error", where=path.name, message=str(error))
 

@@ -12,13 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import (
-    Database,
-    IRModule,
-    normalize_mod,
-    save_json,
-    workload_key,
-)
+from tvm_adaptive._tvm import Database, IRModule, normalize_mod, save_json, workload_key
 from tvm_adaptive.errors import (
     InvalidOptionError,
     MachineError,
@@ -109,7 +103,6 @@ class NetworkCheck(LibraryCheck):
         self._network = network
         self._inputs = network.inputs(context.seed)
         self._device_kind = device_kind(context.target)
-        self._is_here = context.farm is None and self._device_kind == "cpu"
         self._framework = FrameworkReference(context, network, self._inputs, is_here=self._is_here)
         self._before: Measurement | None = None  # untuned
         self._compiling: UntunedBuild | None = None
@@ -122,6 +115,7 @@ class NetworkCheck(LibraryCheck):
         # Under a name of its own until each function in it is checked.
         self._unchecked = context.work_dir / f".unchecked{self._suffix}"
         self._compiled: frozenset[str] = frozenset()  # the records in it
+        self._has_result = False  # of this check, in the place of an earlier one
         self._objects: ScratchFolder | None = None  # of the functions compiled so far
         # The functions that take the place of one in the tuned library, by its name.
         self._steps: dict[str, tuple[str, ...]] = {}
@@ -134,8 +128,9 @@ class NetworkCheck(LibraryCheck):
         self._prepared = dataclasses.replace(self._prepared, alternatives=None)
         self._steps = {}
         self._compiled, self.library = frozenset(), None
-        for path in self._results:  # its outputs disagree
-            path.unlink(missing_ok=True)
+        if not self._keeps_earlier:
+            for path in self._results:  # its outputs disagree
+                path.unlink(missing_ok=True)
 
     @property
     def _later_run_sec(self) -> float:
@@ -318,10 +313,10 @@ class NetworkCheck(LibraryCheck):
 
     def measure_tuned(self, database: Database) -> Comparison | None:
         """Compile with a database; compare with the framework, or with the untuned network."""
-        context = self._context
-        path = self._path
+        context, path = self._context, self._path
         if context.budget.interrupted:
-            if self.is_direct and self._untuned.is_file():  # the tuned one was given up
+            has_given_up = self.is_direct and self._untuned.is_file()  # the tuned one
+            if has_given_up and not self._keeps_earlier:
                 self._use_untuned()
                 self.library = self._linked(path)
             self._remove_others()
@@ -329,7 +324,8 @@ class NetworkCheck(LibraryCheck):
         with context.stage("compile"):
             has_records = self._has_records(database)
             self.is_compiled = has_records or self._compile(database, self._unchecked)
-            if self.is_compiled:
+            is_held = self.is_compiled and self._keeps_earlier
+            if self.is_compiled and not is_held:
                 self._use(self._unchecked)
         with context.stage("compare"):
             if not self.is_compiled:
@@ -338,7 +334,14 @@ class NetworkCheck(LibraryCheck):
             is_comparable = self.is_compiled or (
                 self._framework.replaces_untuned and self._before is not None
             )
-            comparison = self._compare_tuned(path) if is_comparable else None
+            self.run_failure = ""
+            library = self._unchecked if is_held else path
+            comparison = self._compare_tuned(library) if is_comparable else None
+            if is_held:
+                wrong = "" if comparison is None else comparison.problem
+                self.failure = self.run_failure or wrong
+                if not self.failure:
+                    self._use(self._unchecked)
             if comparison is not None and self._is_here:
                 self._write_roofline()
             self.library = self._linked(path)
@@ -348,12 +351,19 @@ class NetworkCheck(LibraryCheck):
             context.journal.write("comparison", **dataclasses.asdict(comparison))
         return comparison
 
+    @property
+    def _keeps_earlier(self) -> bool:
+        """Whether an earlier call's library, which may be in use, stays until another agrees."""
+        is_there = any(path.is_file() for path in self._results)
+        return is_there and not (self._has_result or isinstance(self._context, Session))
+
     def _use(self, library: Path) -> None:
         """Put a library in the place of the result, whole: what was there may be in use."""
         # First: after a kill in between, what was not compared must not count as what was.
         self._context.journal.write("library", tuned=library == self._unchecked)
         self._forget_description(MANIFEST_FILE, f"{identifier_of(self._path.name)}.h")
         os.replace(library, self._path)
+        self._has_result = True
 
     def _use_untuned(self) -> None:
         """Let the untuned library be the result."""
@@ -392,9 +402,9 @@ class NetworkCheck(LibraryCheck):
         for path in (self._untuned, self._unchecked):
             path.unlink(missing_ok=True)
 
-    def _compare_tuned(self, path: Path) -> Comparison | None:
+    def _compare_tuned(self, library: Path) -> Comparison | None:
         """Run the tuned network, and time it in turns with the frameworks."""
-        task = (str(path), self._inputs, self._device_kind)
+        path, task = self._path, (str(library), self._inputs, self._device_kind)
         outputs = self._run(run_exported, task, path)
         if outputs is None:
             return None
@@ -410,7 +420,7 @@ class NetworkCheck(LibraryCheck):
             secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
             before_sec = self._before_sec(rivals, framework)
             if problem:
-                problem = f"{problem}; {self._source_of_problem(path)}"
+                problem = f"{problem}; {self._source_of_problem(library)}"
         if not secs and not problem:  # why it was not timed is reported
             return None
         return Comparison(
@@ -425,13 +435,10 @@ class NetworkCheck(LibraryCheck):
 
     def _before_sec(self, rivals: Rivals, framework: str) -> float:
         """Return the latency to compare with: the framework's, or the untuned network's."""
-        if not (framework and self._framework.has_rivals):
-            before = self._before
-            if before is None or before.device != self._device:
-                return math.inf
-            return before.latency_sec
-        own = [peer.secs for peer in rivals.timings if peer.framework == framework]
-        return statistics.median(own[0]) if own else math.inf
+        if framework and self._framework.has_rivals:
+            return self._framework.latency_sec(rivals)
+        before = self._before
+        return math.inf if before is None or before.device != self._device else before.latency_sec
 
     def _problem(self, outputs: Sequence[Any], expected: Sequence[Any], framework: str) -> str:
         """Say where the tuned network's outputs are wrong; "" if they are right."""
@@ -444,12 +451,9 @@ class NetworkCheck(LibraryCheck):
         """Say which function of a library its wrong outputs come from."""
         if not self._untuned.is_file():
             return "no function is tuned"
-        return source_of_difference(
-            self._context,
-            lambda: self._compared(path, self._inputs, most_sec=MOST_SEC),
-            self._prepared,
-            tuned=self.covered.tuned,
-        )
+        compare = functools.partial(self._compared, path, self._inputs, most_sec=MOST_SEC)
+        tuned = self.covered.tuned
+        return source_of_difference(self._context, compare, self._prepared, tuned=tuned)
 
     def _compile(self, database: Database, path: Path) -> bool:
         """Compile the tuned network; return False, and report why, if there is no library."""

@@ -67,6 +67,7 @@ class OperatorCheck(LibraryCheck):
         """Compile with a database, compare with the untuned functions."""
         if self._context.budget.interrupted:
             return None
+        self.failure = ""  # of an untuned function
         # All libraries before any comparison: they are what the user wants.
         self._context.journal.write("library", tuned=True)  # what was compared is replaced
         self._forget_description(MANIFEST_FILE)
@@ -79,6 +80,9 @@ class OperatorCheck(LibraryCheck):
             for task, path in compiled:
                 if path is not None:
                     self.libraries[str(task.task_name)] = self._linked(path)
+            comparison = self._compare(self._before, after)
+            if comparison is not None and self._is_here:
+                self._write_roofline()
         tuned: dict[str, int] = {}
         fallback: dict[str, int] = {}
         for task, path in compiled:
@@ -87,7 +91,7 @@ class OperatorCheck(LibraryCheck):
             (tuned if is_tuned else fallback)[name] = 1
         self.covered = Coverage(tuned, fallback, failed={})
         self.coverage = f"{self.n_tuned} of {len(self._tasks)} functions tuned"
-        return self._compare(self._before, after)
+        return comparison
 
     def _compile(self, task: ExtractedTask, database: Database | None) -> Path | None:
         """Compile a function; return None, and report why, if there is no library."""

@@ -26,6 +26,8 @@ from tvm_adaptive.tuning.target import n_threads_of
 from tvm_adaptive.workers.pool import WorkerPool
 from tvm_adaptive.workers.scratch import ScratchFolder
 
+# Begins the place of an error in the journal; the framework's name follows.
+PEER_ERROR = "peer "
 # An odd number, whose median is one of them; the range shows the noise of the machine.
 _ROUNDS = 7
 # Four repeats: enough for a median.
@@ -183,7 +185,7 @@ class Rivals:
 
     def _leave_out(self, framework: str, reason: str) -> None:
         self._context.observer.note(f"{framework} is not compared: {reason}")
-        self._context.journal.write("error", where=f"peer {framework}", message=reason)
+        self._context.journal.write("error", where=f"{PEER_ERROR}{framework}", message=reason)
 
 
 def n_rivals(original: Original | None, peers: str) -> int:

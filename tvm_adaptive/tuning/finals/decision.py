@@ -35,7 +35,7 @@ from tvm_adaptive.runner.playoff.playoff import (
 from tvm_adaptive.tuning.checks.library import LibraryCheck
 from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of
 from tvm_adaptive.tuning.finals.form_choice import FormChoice, work_of
-from tvm_adaptive.tuning.finals.playoffs import checked_now, hold_playoffs
+from tvm_adaptive.tuning.finals.playoffs import UNDECIDED, checked_now, hold_playoffs
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
@@ -43,7 +43,6 @@ from tvm_adaptive.tuning.warm_start import VerdictRecorder
 # Of a task's records, what its stake follows from: the best two.
 _N_STAKED = 2
 # A play-off that ended like this does not say whether a record of the task is sound.
-_UNDECIDED = ("not-held", "no-time", "no-reference", "error")
 
 
 # A schedule for a task without trials; None where there is none.
@@ -256,7 +255,7 @@ def _check_others(
 
 def _is_undecided(report: FinalistReport) -> bool:
     """Whether an unchecked record may take the place of what a report has."""
-    return report.reason == "not-held" or (report.reason in _UNDECIDED and report.winner is None)
+    return report.reason == "not-held" or (report.reason in UNDECIDED and report.winner is None)
 
 
 def _check_together(

@@ -25,7 +25,7 @@ from tvm_adaptive.database.metaschedule import readable_database, record_of, tas
 from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
-from tvm_adaptive.runner.playoff.finalist import Finalist
+from tvm_adaptive.runner.playoff.finalist import Finalist, Proof
 from tvm_adaptive.runner.playoff.modules import MAX_RECORDS, mean_sec, sane_records
 from tvm_adaptive.runner.playoff.playoff import MAX_PLAYOFF_BATCHES, FinalistReport
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
@@ -204,7 +204,7 @@ def finalists_of_store(
     return found
 
 
-def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> FinalistReport:
+def with_proven(held: FinalistReport, mine: Finalists) -> FinalistReport:
     """Let what an earlier play-off has proven win, unless this one has timed something faster."""
     if mine.proven is not None:
         key = _key_of(mine.proven.record)  # the same of its variant that prefetches
@@ -218,9 +218,14 @@ def with_proven(held: FinalistReport, mine: Finalists, observer: Observer) -> Fi
         if not is_lost and not is_beaten:
             others = tuple(each for each in held.finalists if each not in again)
             return dataclasses.replace(held, finalists=(mine.proven, *others))
-    if held.unchecked:
-        observer.note(f"{mine.name} stays untuned, as nothing could be checked: {held.unchecked}")
     return held
+
+
+def note_unchecked(held: FinalistReport, observer: Observer) -> None:
+    """Say of a task that it stays untuned, if nothing of it could be checked."""
+    if held.unchecked:
+        why = f"as nothing could be checked: {held.unchecked}"
+        observer.note(f"{held.task_name} stays untuned, {why}")
 
 
 def _stored(task: ExtractedTask, target: Target) -> StoredTask:
@@ -298,4 +303,5 @@ def _finalist_of(trial: StoredTrial | None, mod: IRModule) -> Finalist | None:
     in_network = trial.error is None
     stderr_sec = math.nan if trial.error is None else trial.error * trial.seconds
     secs = (trial.seconds, trial.seconds, stderr_sec)
-    return Finalist(record, *secs, unchecked="", in_network=in_network)
+    proof = Proof(trial.record, trial.run, trial.unix_sec)
+    return Finalist(record, *secs, unchecked="", in_network=in_network, proof=proof)

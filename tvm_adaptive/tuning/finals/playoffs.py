@@ -25,7 +25,7 @@ from tvm_adaptive.tuning.budget import (
     Budget,
 )
 from tvm_adaptive.tuning.checks.library import kernel_worker
-from tvm_adaptive.tuning.finals.finalists import Finalists, with_proven
+from tvm_adaptive.tuning.finals.finalists import Finalists, note_unchecked, with_proven
 from tvm_adaptive.tuning.parts import make_playoff_builder
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
@@ -75,6 +75,10 @@ class Allowance:
         return spare_sec < PLAYOFF_CHECK_SEC + self.due_sec
 
 
+# Why a play-off ended without a verdict, so that the check within the network decides.
+UNDECIDED = ("not-held", "no-time", "no-reference", "error")
+
+
 def hold_playoffs(
     session: Session,
     finalists: Mapping[int, Finalists],
@@ -102,7 +106,7 @@ def hold_playoffs(
             budget.release_playoffs((1 + n_tuned) / len(order))
             held = without_playoff(mine.records, mine.proven, mine.name)
             if index in again:
-                held = with_proven(reports[index], mine, session.observer)
+                held = with_proven(reports[index], mine)
             if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
                 reports[index] = held
                 continue
@@ -129,7 +133,9 @@ def hold_playoffs(
                 again.add(index)
                 order.append(index)  # its device may be another one then
             else:
-                held = with_proven(held, mine, session.observer)
+                held = with_proven(held, mine)
+                if not (is_checked_later and held.reason in UNDECIDED):
+                    note_unchecked(held, session.observer)
             reports[index] = held
             recorder.add(held)
     return reports
@@ -208,7 +214,9 @@ def checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterator
             if context.budget.interrupted:
                 return
             held = _play_off(context, mine, options, builder, pool)
-            yield with_proven(held, mine, context.observer)
+            held = with_proven(held, mine)
+            note_unchecked(held, context.observer)
+            yield held
 
 
 @contextlib.contextmanager

@@ -255,3 +255,10 @@ def test_sums_of_halves(run_graph):
     assert [each.dtype for each in found] == ["float16", "float16"]
     np.testing.assert_array_equal(found[0], 4096.0)
     np.testing.assert_array_equal(found[1], 64.0)
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_a_new_axis_may_be_a_single_number(compare, axis):
+    """As PyTorch's export writes it."""
+    nodes = [make("Unsqueeze", ["x", "axis"], ["wide"]), make("Neg", ["wide"], ["y"])]
+    compare(nodes, {"x": drawn(2, 3)}, {"axis": np.int64(axis)})

@@ -13,6 +13,7 @@ from tvm_adaptive.models.frontend.converters import (
 from tvm_adaptive.models.frontend.converters.attention import (
     convert_attention,
     convert_multi_head_attention,
+    convert_qattention,
 )
 from tvm_adaptive.models.frontend.converters.recurrent import convert_recurrent
 from tvm_adaptive.models.frontend.converters.resize import convert_resize, convert_upsample
@@ -69,6 +70,8 @@ OWN: dict[str, OnnxConverter] = {
         ),
         quantization.convert_qlinear_single,
     ),
+    "QAttention": convert_qattention,
+    "QEmbedLayerNormalization": quantization.convert_qembed_layer_normalization,
     "QGemm": quantization.convert_qgemm,
     "QLinearConcat": quantization.convert_qlinear_concat,
     "QLinearConv": quantization.convert_qlinear_conv,
@@ -100,6 +103,7 @@ OWN: dict[str, OnnxConverter] = {
     "Split": places.convert_split,
     **dict.fromkeys(("QuickGelu", "Swish"), elementwise.convert_swish),
     "TopK": places.convert_top_k,
+    "Unsqueeze": places.convert_unsqueeze,
     "Upsample": convert_upsample,
 }
 MICROSOFT = "com.microsoft"
@@ -111,7 +115,8 @@ NOT_STANDARD = frozenset(
         *("FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits", "MultiHeadAttention"),
         *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu", "QLinearSigmoid"),
         *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearSoftmax", "QLinearWhere"),
-        *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"),
+        *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "QGemm"),
+        "QEmbedLayerNormalization",
     }
 )
 # These mean the same in both domains.

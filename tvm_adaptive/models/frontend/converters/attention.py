@@ -8,7 +8,7 @@ import numpy as np
 
 from tvm_adaptive._tvm import relax
 from tvm_adaptive._tvm.onnx_frontend import OnnxNode
-from tvm_adaptive.models.frontend.converters import values
+from tvm_adaptive.models.frontend.converters import quantization, values
 from tvm_adaptive.models.frontend.converters.values import Expr, constant, dtype_of, shape_of
 
 # Added to the scores of keys that a mask hides, where the node names no other number.
@@ -19,16 +19,31 @@ def convert_attention(node: OnnxNode) -> Expr:
     """Convert Attention: queries, keys and values are parts of one product."""
     op, emit = relax.op, node.builder.emit
     x, weight, bias, mask, past, added = node.inputs[0:6]
-    if past is not None:
-        raise ValueError("keys and values of earlier steps are not supported")
-    for name in ("do_rotary", "past_present_share_buffer", "unidirectional"):
-        if node.number(name):
-            raise ValueError(f"{name} is not supported")
-    n_heads, width = node.number("num_heads"), shape_of(weight)[1]
-    sizes = [int(size) for size in node.attributes.get("qkv_hidden_sizes", ())] or 3 * [width // 3]
     product = emit(op.matmul(x, weight))
     product = product if bias is None else emit(op.add(product, bias))
-    parts = emit(op.split(product, [sizes[0], sizes[0] + sizes[1]], axis=2))
+    return _attended_parts(node, product, mask, past, added)
+
+
+def convert_qattention(node: OnnxNode) -> Expr:
+    """Convert QAttention: Attention whose product is that of quantised tensors."""
+    x, weight, bias, x_scale, w_scale, mask, x_zero, w_zero, past = node.inputs[0:9]
+    operands = (x, x_scale, x_zero), (weight, w_scale, w_zero)
+    product = node.builder.emit(quantization.scaled_product(node, *operands, bias))
+    return _attended_parts(node, product, mask, past, None)
+
+
+def _attended_parts(
+    node: OnnxNode, product: Expr, mask: Expr | None, past: Expr | None, added: Expr | None
+) -> Expr:
+    """Return the attention of queries, keys and values that lie side by side."""
+    if past is not None:
+        raise ValueError("keys and values of earlier steps are not supported")
+    for name in ("do_rotary", "past_present_share_buffer"):
+        if node.number(name):
+            raise ValueError(f"{name} is not supported")
+    emit, n_heads, width = node.builder.emit, node.number("num_heads"), shape_of(product)[2]
+    sizes = [int(size) for size in node.attributes.get("qkv_hidden_sizes", ())] or 3 * [width // 3]
+    parts = emit(relax.op.split(product, [sizes[0], sizes[0] + sizes[1]], axis=2))
     queries, keys, these = (
         _heads(node, emit(relax.TupleGetItem(parts, place)), n_heads) for place in range(3)
     )
@@ -41,8 +56,6 @@ def convert_multi_head_attention(node: OnnxNode) -> Expr:
     *parts, bias, mask, added, past_keys, past_values = node.inputs[0:8]
     if any(each is None for each in parts) or len(shape_of(parts[0])) != 3:
         raise ValueError("queries, keys and values in one tensor are not supported")
-    if node.number("unidirectional"):
-        raise ValueError("unidirectional is not supported")
     if any(each is not None for each in node.inputs[8:10]):
         raise ValueError("a buffer of keys and values that is filled in part is not supported")
     # Keys and values of another sequence may come as heads, which have no bias.
@@ -58,6 +71,8 @@ def convert_multi_head_attention(node: OnnxNode) -> Expr:
         _heads(node, each, n_heads) if flat else each
         for each, flat in zip(parts, is_flat, strict=True)
     )
+    if node.number("unidirectional") and shape_of(keys)[2] != shape_of(queries)[2]:
+        raise ValueError("unidirectional is not supported for another sequence")
     if past_keys is not None:
         keys = emit(op.concat([past_keys, keys], 2))
         these = emit(op.concat([past_values, these], 2))
@@ -76,11 +91,25 @@ def _attended(
     scores = emit(op.matmul(queries, emit(op.permute_dims(keys, [0, 1, 3, 2]))))
     scores = emit(op.multiply(scores, constant(scale, dtype_of(queries))))
     hiding = None if mask is None else _mask_bias(node, mask, scores)
+    if node.number("unidirectional"):
+        later = _later_keys(scores)
+        # No sum of both: a mask's number may be the lowest one, too.
+        hiding = later if hiding is None else emit(op.minimum(hiding, later))
     for bias_of_scores in (hiding, added):
         if bias_of_scores is not None:
             scores = emit(op.add(scores, bias_of_scores))
     found = emit(op.permute_dims(emit(op.matmul(emit(op.nn.softmax(scores)), these)), [0, 2, 1, 3]))
     return op.reshape(found, [n_images, n_queries, n_heads * shape_of(these)[3]])
+
+
+def _later_keys(scores: Expr) -> Expr:
+    """Return what hides the keys behind each query if it is added to scores."""
+    dtype = dtype_of(scores)
+    *_, n_queries, n_keys = shape_of(scores)
+    lowest = np.finfo("float16" if dtype in values.HALVES else dtype).min
+    # Keys of earlier steps come first.
+    triangle = np.triu(np.full((1, 1, n_queries, n_keys), lowest), n_keys - n_queries + 1)
+    return constant(triangle, dtype)
 
 
 def _heads(node: OnnxNode, x: Expr, n_heads: int) -> Expr:

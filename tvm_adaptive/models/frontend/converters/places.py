@@ -302,3 +302,12 @@ def convert_roi_align(node: OnnxNode) -> Expr:
     shift = constant(0.5 - 0.5 / scale, dtype_of(regions))
     shifted = node.builder.emit(relax.op.add(regions, shift))
     return node.by_tvm(inputs=[x, shifted, *rest])
+
+
+def convert_unsqueeze(node: OnnxNode) -> Expr:
+    """Convert Unsqueeze, whose axes may be a single number since they are an input."""
+    x, axes = node.inputs[0:2]
+    found = None if axes is None else values.array_of(axes)
+    if found is None or found.ndim == 1:
+        return node.by_tvm()
+    return node.by_tvm(inputs=[x, constant(found.reshape(-1), "int64")])

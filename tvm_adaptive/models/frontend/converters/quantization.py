@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from tvm_adaptive.models.frontend.converters.values import (
     known,
     shape_of,
 )
+
+# Whole numbers, their scale and their zero point.
+Quantised: TypeAlias = tuple[Expr, Expr, Expr | None]
 
 
 def convert_quantize(node: OnnxNode) -> Expr:
@@ -82,15 +85,32 @@ def convert_qgemm(node: OnnxNode) -> Expr:
 
 def convert_matmul_to_float(node: OnnxNode) -> Expr:
     """Convert MatMulIntegerToFloat or DynamicQuantizeMatMul of ONNX Runtime."""
-    op, emit = relax.op, node.builder.emit
     if node.operator == "DynamicQuantizeMatMul":
         b, b_scale, b_zero, bias = node.inputs[1:5]
         a, a_scale, a_zero = _quantized_by_range(node, node.inputs[0])
     else:
         a, b, a_scale, b_scale, a_zero, b_zero, bias = node.inputs[0:7]
-    product = _multiplied(node, a, a_zero, b, b_zero)
-    result = op.multiply(product, op.multiply(_float(node, a_scale), _float(node, b_scale)))
-    return result if bias is None else op.add(emit(result), bias)
+    return scaled_product(node, (a, a_scale, a_zero), (b, b_scale, b_zero), bias)
+
+
+def scaled_product(node: OnnxNode, a: Quantised, b: Quantised, bias: Expr | None) -> Expr:
+    """Return the product of quantised matrices in float, plus a bias."""
+    op, (x, x_scale, x_zero), (w, w_scale, w_zero) = relax.op, a, b
+    product = _multiplied(node, x, x_zero, w, w_zero)
+    result = op.multiply(product, op.multiply(_float(node, x_scale), _float(node, w_scale)))
+    return result if bias is None else op.add(node.builder.emit(result), bias)
+
+
+def convert_qembed_layer_normalization(node: OnnxNode) -> Expr:
+    """Convert QEmbedLayerNormalization of ONNX Runtime, whose tables and factors are quantised."""
+    ids, segments, *tables, mask = node.inputs[0:8]
+    scales, zeros = node.inputs[8:13], node.inputs[13:18]
+    floats = [
+        None if table is None else node.builder.emit(_dequantized(node, table, scale, zero))
+        for table, scale, zero in zip(tables, scales, zeros, strict=True)
+    ]
+    inputs = [ids, segments, *floats, mask]
+    return node.by_tvm(operator="EmbedLayerNormalization", inputs=inputs)
 
 
 def convert_qlinear_where(node: OnnxNode) -> Expr:
@@ -127,7 +147,9 @@ def convert_qlinear_pair(node: OnnxNode) -> Expr:
     function = relax.op.add if node.operator == "QLinearAdd" else relax.op.multiply
     first, second = (_dequantized(node, *node.inputs[place : place + 3]) for place in (0, 3))
     scale, zero = node.inputs[6:8]
-    return _requantized(node, function(first, second), scale, zero, node.inputs[0])
+    result = function(first, second)
+    # As ONNX Runtime, which alone defines both: if the zero point is odd, ties go the other way.
+    return _requantized(node, result, scale, zero, node.inputs[0], is_sum_rounded=True)
 
 
 def convert_qlinear_single(node: OnnxNode) -> Expr:
@@ -156,10 +178,18 @@ def _dequantized(node: OnnxNode, x: Expr, scale: Expr, zero: Expr | None) -> Exp
     return relax.op.multiply(_centred(node, x, zero), _float(node, scale))
 
 
-def _requantized(node: OnnxNode, x: Expr, scale: Expr, zero: Expr | None, like: Expr) -> Expr:
+def _requantized(
+    node: OnnxNode,
+    x: Expr,
+    scale: Expr,
+    zero: Expr | None,
+    like: Expr,
+    *,
+    is_sum_rounded: bool = False,
+) -> Expr:
     """Return a quantised result of the type of an input."""
     scaled = relax.op.divide(node.builder.emit(x), _float(node, scale))
-    return _quantized(node, scaled, zero, dtype_of(like))
+    return _quantized(node, scaled, zero, dtype_of(like), is_sum_rounded=is_sum_rounded)
 
 
 def _multiplied(node: OnnxNode, a: Expr, a_zero: Any, b: Expr, b_zero: Any) -> Expr:
@@ -182,15 +212,20 @@ def _output_type(node: OnnxNode, default: str) -> str:
     return values.numpy_type_of(kind) if kind else default
 
 
-def _quantized(node: OnnxNode, scaled: Expr, zero: Expr | None, dtype: str) -> Expr:
-    """Round to the nearest even integer, add the zero point, and saturate."""
+def _quantized(
+    node: OnnxNode, scaled: Expr, zero: Expr | None, dtype: str, *, is_sum_rounded: bool = False
+) -> Expr:
+    """Round to the nearest even integer, add the zero point, or do so before, and saturate."""
     op = relax.op
     if not np.issubdtype(np.dtype(dtype), np.integer):
         raise ValueError(f"quantisation to {dtype} is not supported")
     limits = np.iinfo(dtype)
-    rounded = op.round(scaled)
-    if zero is not None:
-        rounded = op.add(rounded, _float(node, zero))
+    if zero is None:
+        rounded = op.round(scaled)
+    elif is_sum_rounded:
+        rounded = op.round(op.add(scaled, _float(node, zero)))
+    else:
+        rounded = op.add(op.round(scaled), _float(node, zero))
     limited = op.maximum(rounded, constant(limits.min, "float32"))
     limited = op.minimum(limited, constant(limits.max, "float32"))
     return values.cast(node.builder, limited, dtype)
