@@ -77,15 +77,15 @@ against_stock() {
   compared "$name"
 }
 networks() {
-  full && bench run --workloads resnet18 --methods stock default --seeds 3 \
-    --network-budget 27m --out "$out/networks"
-  if full; then # on an older processor, stock needs 2.5 minutes for a result of a task
+  if full; then # on an older processor, stock needs 2.8 minutes for a result of a task
+    against_stock resnet18 57m --rounds 9 --processes 3
     against_stock mobilenet_v2 88m --rounds 15 --processes 5
     against_stock transformer 27m --rounds 9 --processes 3
+    return
   fi
-  full || bench run --workloads resnet18 --methods default --network-budget 25s --seeds 1 \
-    --noise 0.2 --no-remeasure --out "$out/networks"
-  compared networks
+  bench run --workloads resnet18 --methods default --network-budget 25s --seeds 1 --noise 0.2 \
+    --no-remeasure --out "$out/resnet18"
+  compared resnet18
 }
 ablation() {
   full && bench run --workloads te:GMM te:C2D te:DEP --methods ladder --seeds 3 --trials 256 \
@@ -151,7 +151,7 @@ figures() {
   bench figures dynatune-2 $(full && echo dynatune-{4,13,19,7,8,9,14,20}) \
     --recordings "${recordings[@]}" --out "$out/figures"
   bench figures adatune-{2,6} --bench "$out/packed/operators" --out "$out/figures"
-  bench figures adatune-{7,8} --bench "$out/packed/networks" --out "$out/figures"
+  bench figures adatune-{7,8} --bench "$out/packed/resnet18" --out "$out/figures"
   bench figures adatune-{10,11} --bench "$ladder" --out "$out/figures"
   bench figures adatune-3 --runs "$out/variance.json" --out "$out/figures"
   full || return 0
