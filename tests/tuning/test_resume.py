@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -94,7 +95,9 @@ def test_only_a_resumed_run_has_trials_and_seconds_of_earlier_attempts(
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
-    first = tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=QUICK)
+    # The model is asked from the second attempt's first round on.
+    config = QUICK.replace(search=dataclasses.replace(QUICK.search, n_initial=8))
+    first = tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=config)
     observer = Notes()
     second = resume(tmp_path, trials=16, observer=observer)
     assert (first.n_trials, second.n_trials) == (8, 16)
