@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import shutil
@@ -95,24 +94,23 @@ def test_only_a_resumed_run_has_trials_and_seconds_of_earlier_attempts(
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
-    # The model is asked from the second attempt's first round on.
-    config = QUICK.replace(search=dataclasses.replace(QUICK.search, n_initial=8))
-    first = tune("te:GMM", work_dir=tmp_path, trials=8, seed=3, config=config)
+    # As many as a search makes before it asks the model.
+    first = tune("te:GMM", work_dir=tmp_path, trials=16, seed=3, config=QUICK)
     observer = Notes()
-    second = resume(tmp_path, trials=16, observer=observer)
-    assert (first.n_trials, second.n_trials) == (8, 16)
+    second = resume(tmp_path, trials=24, observer=observer)
+    assert (first.n_trials, second.n_trials) == (16, 24)
     assert second.elapsed_sec > first.elapsed_sec
-    assert len(set(recorded_programs(tmp_path))) == len(recorded_programs(tmp_path)) == 16
+    assert len(set(recorded_programs(tmp_path))) == len(recorded_programs(tmp_path)) == 24
 
     before, after = attempts(tmp_path)
-    assert any("resumes after 8 trials" in note for note in observer.notes)
+    assert any("resumes after 16 trials" in note for note in observer.notes)
     # The model knows what it knew, to the sample, before anything new was measured.
     (restored,) = of_kind(after, "restored")
-    assert restored["n_samples"] == 8
+    assert restored["n_samples"] == 16
     kinds = [event["event"] for event in after]
     assert kinds.index("fit") < kinds.index("measured")
     n_failed = of_kind(before, "measured")[-1]["n_errors"]
-    assert of_kind(after, "fit")[0]["n_samples"] == 8 - n_failed
+    assert of_kind(after, "fit")[0]["n_samples"] == 16 - n_failed
     # The scheduler warms nothing up again.
     assert {slot["reason"] for slot in of_kind(before, "slot")} >= {"warm-up"}
     assert "warm-up" not in {slot["reason"] for slot in of_kind(after, "slot")}
