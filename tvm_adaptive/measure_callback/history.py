@@ -34,7 +34,7 @@ class TaskHistory(TaskProgress):
     n_slots: int = 0  # of our task schedulers; 0 under another one
     spent_sec: float = 0.0  # seconds of these slots
     flop: float | None = None
-    n_recalled: int = 0  # trials of other runs that the store had when this one began the task
+    n_prior: int = 0  # trials of other runs that the store had when this one began the task
 
     def add_latencies(self, latencies_ms: list[float]) -> None:
         """Add trials in the order measured; ``nan`` for a failure."""
@@ -100,7 +100,7 @@ class History:
     _search_start_sec: float | None = None  # when it began
     _keys: dict[str, str] = dataclasses.field(default_factory=dict)  # of tasks' workloads, by name
     # trials of other runs that the store had when the last attempt began, by the tasks' names
-    _n_stored: dict[str, int] = dataclasses.field(default_factory=dict)
+    _n_prior: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def n_trials(self) -> int:
@@ -108,9 +108,9 @@ class History:
         return sum(task.n_trials for task in self.tasks.values())
 
     @property
-    def n_recalled(self) -> dict[str, int]:
+    def n_prior(self) -> dict[str, int]:
         """Trials of other runs that each task with trials began with, by its name."""
-        return {name: task.n_recalled for name, task in self.tasks.items() if task.n_trials}
+        return {name: task.n_prior for name, task in self.tasks.items() if task.n_trials}
 
     def forget_times(self) -> None:
         """Forget all trials and seconds: they are another environment's."""
@@ -159,14 +159,14 @@ class History:
             self.before_sec = self.spent_sec
             self.n_attempts += 1
             self.report = None
-            self._n_stored = {}
+            self._n_prior = {}
         at_sec = self.before_sec + float(event.get("time_sec") or 0.0)
         self.spent_sec = max(self.spent_sec, at_sec)
         if self._search_start_sec is not None:
             self.open_search_sec = max(0.0, at_sec - self._search_start_sec)
         own = {
             "run": self._begin_run,
-            "recalled": self._take_recalled,
+            "recalled": self._take_prior,
             "measured": self._take_trials,
             "board": self._take_speed,
         }
@@ -216,9 +216,9 @@ class History:
         lead_sec = float(event.get("elapsed_sec") or 0.0) - float(event.get("time_sec") or 0.0)
         self.before_sec = max(self.before_sec, lead_sec)
 
-    def _take_recalled(self, event: dict[str, Any]) -> None:
+    def _take_prior(self, event: dict[str, Any]) -> None:
         n_trials = event.get("n_trials") or {}
-        self._n_stored = {str(name): int(n) for name, n in n_trials.items()}
+        self._n_prior = {str(name): int(n) for name, n in n_trials.items()}
 
     def _take_trials(self, event: dict[str, Any]) -> None:
         latencies_ms = [
@@ -226,7 +226,7 @@ class History:
         ]
         task = self._task(event)
         if not task.n_trials:  # a later attempt goes on, and measures none of the store again
-            task.n_recalled = self._n_stored.get(task.name, 0)
+            task.n_prior = self._n_prior.get(task.name, 0)
         task.add_latencies(latencies_ms)
         task.weight = float(event.get("weight") or 1.0)
         task.flop = event.get("flop")

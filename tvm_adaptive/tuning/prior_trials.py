@@ -70,12 +70,12 @@ def find_prior_trials(
     model: ModelHooks | None,
     *,
     without: Collection[str] = (),
-    n_recalled: Mapping[str, int] = MappingProxyType({}),
+    n_prior: Mapping[str, int] = MappingProxyType({}),
 ) -> WarmStart:
     """Give a store's prior trials to the transfer pool and the model, and return them.
 
-    Trials of the runs ``without`` do not count. Of tasks in ``n_recalled``, by name, only so many
-    of the oldest are returned.
+    Trials of the runs ``without`` do not count. ``n_prior`` limits the history of a task, by its
+    name, to that many of its oldest trials.
     """
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
     names = {task.identity: task.name for task in tasks}
@@ -107,7 +107,7 @@ def find_prior_trials(
         finals = store.finals(task)
         seconds = _seconds(store, task, finals, without) if is_seeded else []
         # A resumed search measures none of them again: what came since has no common scale.
-        seconds = seconds[: n_recalled.get(task.name)]
+        seconds = seconds[: n_prior.get(task.name)]
         is_proven = bool(checked(finals))
         if seconds or is_proven:
             prior[task.name] = PriorTrials(tuple(sec * 1e3 for sec in seconds), is_proven)

@@ -331,7 +331,7 @@ def _warm_start(
             parts.transfer_pool,
             model,
             without=session.history.run_ids,
-            n_recalled=session.history.n_recalled,
+            n_prior=session.history.n_prior,
         )
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:

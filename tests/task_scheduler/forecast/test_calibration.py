@@ -123,9 +123,7 @@ def real_slots(path, seed=11):
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_intervals_for_real_slots_cover_what_they_say(path):
-    # Less than they say at first: the two arms in front are expected to gain no more than 5 %,
-    # and the others no more than to draw level, while all of them still gain much.
-    assert 0.70 <= coverage(real_slots(path)) <= 0.98
+    assert 0.80 <= coverage(real_slots(path)) <= 0.97
 
 
 @pytest.mark.slow

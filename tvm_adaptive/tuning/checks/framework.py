@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 import time
@@ -77,13 +78,12 @@ class FrameworkReference:
             with contextlib.nullcontext() if self.has_rivals else contextlib.closing(original):
                 expected = original.run(self._inputs)
                 self._run_sec = time.perf_counter() - start_sec
-                self.expected = expected
                 if self._network.rounds:
                     self._spreads = self._own_spreads(original, expected)
+                self.expected = expected
         except Exception as error:  # the framework's own errors, of any kind
             message = f"{original.framework} could not run it: {summary_line(error)}"
-            if self.expected is None:
-                self._context.observer.note(f"outputs are not checked: {message}")
+            self._context.observer.note(f"outputs are not checked: {message}")
             self._context.journal.write("error", where="original", message=message)
 
     def _own_spreads(self, original: Original, expected: Sequence[Any]) -> list[float]:
@@ -93,10 +93,17 @@ class FrameworkReference:
         rounding.
         """
         rng = np.random.default_rng(self._context.seed)
-        others = [original.run(each) for each in perturbed(self._inputs, _ROUNDING, rng)]
+        pair = perturbed(self._inputs, _ROUNDING, rng)
+        runs = [functools.partial(original.run, each) for each in pair]
         if original.run_plainly is not None:
-            with contextlib.suppress(Exception):  # not each file runs so
-                others.append(original.run_plainly(self._inputs))
+            runs.append(functools.partial(original.run_plainly, self._inputs))
+        others = []
+        for run in runs:
+            try:
+                others.append(run())
+            except Exception as error:  # the framework's own; the other runs tell, too
+                message = f"its roundings: {summary_line(error)}"
+                self._context.journal.write("error", where="original", message=message)
         spreads = []
         for place, one in enumerate(expected):
             apart = [largest_difference([each[place]], [one]).max_abs for each in others]

@@ -353,7 +353,10 @@ class NetworkCheck(LibraryCheck):
 
     @property
     def _keeps_earlier(self) -> bool:
-        """Whether an earlier call's library, which may be in use, stays until another agrees."""
+        """Whether an earlier call's library, which may be in use, stays until another was tried.
+
+        One that crashes or disagrees does not replace it; one that no device could run does.
+        """
         is_there = any(path.is_file() for path in self._results)
         return is_there and not (self._has_result or isinstance(self._context, Session))
 

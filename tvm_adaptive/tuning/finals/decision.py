@@ -42,8 +42,6 @@ from tvm_adaptive.tuning.warm_start import VerdictRecorder
 
 # Of a task's records, what its stake follows from: the best two.
 _N_STAKED = 2
-# A play-off that ended like this does not say whether a record of the task is sound.
-
 
 # A schedule for a task without trials; None where there is none.
 Draft: TypeAlias = Callable[[TuneContext, np.random.Generator], TuningRecord | None]

@@ -75,7 +75,7 @@ class Allowance:
         return spare_sec < PLAYOFF_CHECK_SEC + self.due_sec
 
 
-# Why a play-off ended without a verdict, so that the check within the network decides.
+# Reasons of play-offs that do not say whether a record is sound: the check within the network does.
 UNDECIDED = ("not-held", "no-time", "no-reference", "error")
 
 
