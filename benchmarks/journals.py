@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.plan import OUTCOME_FILE, RunSpec, runs_folder
 from benchmarks.stats import Curve, make_curve
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE, read_journal
-from tvm_adaptive.runner.playoff.finalist import is_refutation
+from tvm_adaptive.runner.playoff.finalist import refuted_ms
 
 # Rounds of the neutral measurement, as they were made; earlier ones are in one JSON file.
 NEUTRAL_JOURNAL = "neutral.jsonl"
@@ -81,7 +81,7 @@ class Run:
     failure : str
         Why it failed, or empty.
     refuted_ms : tuple of float
-        See :func:`refuted_ms`.
+        Recorded times of candidates that the run's play-offs refuted.
     """
 
     spec: RunSpec
@@ -319,7 +319,8 @@ def run_of(
         searched,
     )
     # Ours chooses what it deploys, by play-offs or within the network; stock takes its record.
-    refuted = refuted_ms(events)
+    playoffs = (event for event in events if event["event"] == "playoff")
+    refuted = tuple(ms for event in playoffs for ms in refuted_ms(event))
     has_playoff = any(event["event"] in ("playoff", "network-check") for event in events)
     return Run(
         spec,
@@ -333,21 +334,6 @@ def run_of(
         sum(n for _, n in counts.values()),
         float(outcome.get("peak_mb", math.nan)),
         refuted_ms=refuted,
-    )
-
-
-def refuted_ms(events: Iterable[Event]) -> tuple[float, ...]:
-    """Return the recorded times of candidates that the run's play-offs refuted."""
-    finalists = [
-        each
-        for event in events
-        if event["event"] == "playoff"
-        for each in event.get("candidates") or ()
-    ]
-    return tuple(
-        float(each["recorded_ms"])
-        for each in finalists
-        if is_refutation(each.get("disqualified") or "") and each.get("recorded_ms") is not None
     )
 
 

@@ -15,7 +15,7 @@ from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.measure_callback.journal import follow
 from tvm_adaptive.measure_callback.progress import TaskProgress
 from tvm_adaptive.report.trials import TrialJoiner, TrialRow
-from tvm_adaptive.runner.playoff.finalist import is_refutation
+from tvm_adaptive.runner.playoff.finalist import refuted_ms
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 from tvm_adaptive.tuning.session import journal_of
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
@@ -230,9 +230,8 @@ class RunHistory(History):
             self.n_bytes[name] = float(task.get("bytes") or 0.0)
         self._gone = (self._gone | former) - self.weights.keys()
         # The last sum may be of tasks that are gone; results will bring the next one.
-        used = self.used_tasks
-        sum_ms = 1e3 * math.fsum(task.share_sec for task in used)
-        self.weighted_ms = sum_ms if used and math.isfinite(sum_ms) else None
+        sum_ms = 1e3 * self.progress(list(self.weights.items()), self.forms).weighted_sec
+        self.weighted_ms = sum_ms if self.weights and math.isfinite(sum_ms) else None
 
     def _add_untuned(self, event: Event) -> None:
         if event.get("seconds") is not None:
@@ -280,12 +279,7 @@ class RunHistory(History):
             self.curve.append((event["time_sec"], self.weighted_ms))
 
     def _add_playoff(self, event: Event) -> None:
-        lost_ms = [
-            float(each["recorded_ms"])
-            for each in event.get("candidates") or ()
-            if is_refutation(str(each.get("disqualified") or ""))
-            and each.get("recorded_ms") is not None  # None: a draft, which was no trial
-        ]
+        lost_ms = refuted_ms(event)
         if self.keeps_all and lost_ms:
             self.trials = self._joiner.disqualify(self.trials, str(event["task"]), lost_ms)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm_adaptive._tvm import TuningRecord
 from tvm_adaptive.errors import check_at_least
@@ -90,6 +91,19 @@ def is_refutation(disqualified: str) -> bool:
     """
     no_verdict = (SAME, BUILD_FAILED, SCHEDULE_FAILED)
     return bool(disqualified) and not disqualified.startswith(no_verdict)
+
+
+def refuted_ms(event: Mapping[str, Any]) -> list[float]:
+    """Return the recorded milliseconds of the candidates that a ``playoff`` event says are refuted.
+
+    A draft, which was no trial, has none.
+    """
+    return [
+        float(each["recorded_ms"])
+        for each in event.get("candidates") or ()
+        if is_refutation(str(each.get("disqualified") or ""))
+        and each.get("recorded_ms") is not None
+    ]
 
 
 def as_recorded(record: TuningRecord, why: str) -> Finalist:
