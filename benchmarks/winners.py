@@ -19,7 +19,7 @@ from benchmarks.journals import is_among
 from benchmarks.methods import METHODS
 from tvm_adaptive._tvm import Target, args_info_of, functions_as_tasks, json_database
 from tvm_adaptive._tvm.tensor_functions import weights_of
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.models import (
     Network,
     TIRWorkload,

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import machine
 from benchmarks.machine import describe_machine, describe_noise, write_figure
 from benchmarks.winners import cut_database
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 
 
 @pytest.mark.parametrize(("n_records", "kept"), [(None, [0, 2, 3]), (2, [0]), (3, [0, 2])])

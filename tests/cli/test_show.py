@@ -20,10 +20,10 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
+from tvm_adaptive.values.run_folder import RECORD_FILE
 from tvm_adaptive.workers.environment import Environment
 
 TARGET = Target({"kind": "llvm", "num-cores": 2})

@@ -39,14 +39,14 @@ from tvm_adaptive.database.metaschedule import (
     trial_of,
 )
 from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile, proven
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.runner.playoff.finalist import Finalist, Proof
-from tvm_adaptive.runner.playoff.playoff import FINAL_DIR, FinalistReport
+from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
+from tvm_adaptive.values.run_folder import FINAL_DIR, RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.workers.environment import Environment
 
 Mods = dict[str, IRModule]

@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.testing.te_workload import create_te_workload
 
-from tvm_adaptive.database.repair import (
-    RECORD_FILE,
-    WORKLOAD_FILE,
-    copy_readable,
-    repair_database,
-)
+from tvm_adaptive.database.repair import copy_readable, repair_database
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 
 RECORDS = [json.dumps([n % 2, [[], [1e-3 * n], {"kind": "llvm"}, []]]) for n in range(1, 5)]
 WORKLOADS = ['["1","aaaa"]', '["2","bbbb"]']

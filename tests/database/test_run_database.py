@@ -28,11 +28,12 @@ from tvm_adaptive._tvm import (
     workload_key,
 )
 from tvm_adaptive.database.metaschedule import readable_database, task_of, trial_of
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE, repair_database
+from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.verdicts import VerdictFile
 from tvm_adaptive.runner.playoff.modules import MAX_RECORDS, sane_records
 from tvm_adaptive.search_strategy.schedules import measured_schedules
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 
 Mods = dict[str, IRModule]
 FAILED = [1e10]

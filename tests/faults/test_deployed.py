@@ -27,13 +27,13 @@ from tvm_adaptive._tvm import (
     structural_hash,
     te_workload,
 )
-from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.verdicts import VERDICT_FILE, VerdictFile
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.config import FinishConfig, SearchConfig
 from tvm_adaptive.tuning.finals.finalists import finalists_of_run
 from tvm_adaptive.tuning.resume import resume
+from tvm_adaptive.values.run_folder import RECORD_FILE
 
 QUICK = TuneConfig(
     search=SearchConfig(n_trials_per_round=8, population_size=64, genetic_num_iters=1),

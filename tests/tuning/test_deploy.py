@@ -29,7 +29,6 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import InvalidOptionError, OtherModelError, WorkerError
 from tvm_adaptive.measure_callback.history import read_history
@@ -48,6 +47,7 @@ from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.forms import DIRECT, FormKey
+from tvm_adaptive.values.run_folder import RECORD_FILE
 
 # Workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -15,7 +15,6 @@ import pytest
 from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
 from tests.tuning.runs import QUICK
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.tuning import session as session_file
 from tvm_adaptive.tuning.config import DEFAULT, MeasureConfig
@@ -27,6 +26,7 @@ from tvm_adaptive.tuning.session import (
     checked_target,
     open_session,
 )
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 
 
 class FailingJournal(MemoryJournal):

@@ -17,7 +17,7 @@ from tvm_adaptive._tvm import TVM_VERSION, Target, TuningRecord, Workload
 from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url, url_of
 from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE, lines_of
+from tvm_adaptive.database.repair import lines_of
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     VerdictFile,
@@ -32,12 +32,11 @@ from tvm_adaptive.database.verdicts import (
 from tvm_adaptive.errors import InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
+from tvm_adaptive.values.run_folder import FINAL_DIR, RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
 
 # With 10 kB each, as of a network, some megabytes: less than a server has seconds for.
 _TRIALS_PER_WRITE = 256
-# Of a run's directory: the database of winners, as the play-off names it.
-_FINAL_FOLDER = "final"
 
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
@@ -98,7 +97,7 @@ def _import_verdicts(store: RecordStore, folder: Path, environment: Environment)
     file = VerdictFile(folder, environment.tvm or str(TVM_VERSION))
     verdicts = file.read(with_loose=False)
     # A draft, and what only an earlier run has measured, is a record of the winners alone.
-    tasks = {task.identity: task for task in _tasks_in(folder / _FINAL_FOLDER)}
+    tasks = {task.identity: task for task in _tasks_in(folder / FINAL_DIR)}
     tasks |= {task.identity: task for task in store.tasks()}
     for identity, task in tasks.items():
         if finals := verdicts.get(identity):
@@ -108,11 +107,16 @@ def _import_verdicts(store: RecordStore, folder: Path, environment: Environment)
 
 def _tasks_in(folder: Path) -> Iterator[StoredTask]:
     """Yield the task of each readable record of a JSON database; nothing without one."""
+    for record in _records_in(folder):
+        if record is not None:
+            yield task_of(record.workload.mod, target_text(record.target), "main")
+
+
+def _records_in(folder: Path) -> Iterator[TuningRecord | None]:
+    """Yield what each line of a JSON database records, None if it is not readable."""
     workloads = [_workload(line) for line in lines_of(folder / WORKLOAD_FILE)]
     for line in lines_of(folder / RECORD_FILE):
-        if (parsed := _record(line, workloads)) is not None:
-            index, record = parsed
-            yield task_of(workloads[index].mod, target_text(record.target), "main")
+        yield _record(line, workloads)
 
 
 def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTrial]) -> None:
@@ -216,20 +220,17 @@ def import_json(
         raise InvalidOptionError(
             f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
         )
-    workloads = [_workload(line) for line in lines_of(folder / WORKLOAD_FILE)]
-    found: defaultdict[tuple[int, str], list[StoredTrial]] = defaultdict(list)
+    found: defaultdict[tuple[Workload, str], list[StoredTrial]] = defaultdict(list)
     n_lines = n_added = 0
-    for line in lines_of(folder / RECORD_FILE):
+    for record in _records_in(folder):
         n_lines += 1
-        parsed = _record(line, workloads)
-        if parsed is None:
+        if record is None:
             continue
-        index, record = parsed
         trial = trial_of(record, unix_sec=0.0, run=str(folder))
         trial = dataclasses.replace(trial, environment=environment)
-        found[index, target_text(record.target)].append(trial)
-    for (index, target), trials in found.items():
-        n_added += add_new(store, task_of(workloads[index].mod, target, "main"), trials)
+        found[record.workload, target_text(record.target)].append(trial)
+    for (workload, target), trials in found.items():
+        n_added += add_new(store, task_of(workload.mod, target, "main"), trials)
     return n_added, n_lines - n_added
 
 
@@ -271,10 +272,10 @@ def _workload(line: bytes) -> Any:
         return None
 
 
-def _record(line: bytes, workloads: list[Any]) -> tuple[int, TuningRecord] | None:
+def _record(line: bytes, workloads: list[Any]) -> TuningRecord | None:
     try:
         index, fields = json.loads(line)
         record = TuningRecord.from_json(fields, workloads[index])
     except Exception:  # half a line, a missing workload, a trace of another TVM
         return None
-    return None if record.target is None else (int(index), record)
+    return None if record.target is None else record

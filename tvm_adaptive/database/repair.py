@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tvm_adaptive.database.records import parsed
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 
 logger = logging.getLogger(__name__)
 
-WORKLOAD_FILE = "database_workload.json"
-RECORD_FILE = "database_tuning_record.json"
 # Unreadable lines are moved to a file with this suffix, never deleted.
 DAMAGED_SUFFIX = ".damaged"
 # A record is [index of its workload, [trace, seconds, target, arguments]].

@@ -31,9 +31,9 @@ from tvm_adaptive._tvm import (
     record_as_json,
     workload_key,
 )
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.database.verdicts import disqualified_in, trace_key
 from tvm_adaptive.errors import summary_line
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.values.trace_json import without_flags
 from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC, median_sec
 from tvm_adaptive.workers.scratch import ScratchFolder

@@ -19,9 +19,9 @@ from tvm_adaptive.database.verdicts import (
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.measure_callback.history import has_same_times
 from tvm_adaptive.measure_callback.journal import follow
-from tvm_adaptive.runner.playoff.playoff import FINAL_DIR
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import journal_of
+from tvm_adaptive.values.run_folder import FINAL_DIR
 from tvm_adaptive.values.trial import median_sec
 
 _Parsed = TypeVar("_Parsed")

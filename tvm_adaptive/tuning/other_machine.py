@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tvm_adaptive._tvm import IRModule, TuneContext, anchor_of, record_as_json, workload_key
-from tvm_adaptive.database.repair import RECORD_FILE, repair_database
+from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.verdicts import disqualified_in, trace_key
 from tvm_adaptive.search_strategy.transfer import (
@@ -25,6 +25,7 @@ from tvm_adaptive.search_strategy.transfer import (
     TransferRecord,
     transfer_record_of,
 )
+from tvm_adaptive.values.run_folder import FINAL_DIR, RECORD_FILE
 from tvm_adaptive.values.trial import median_sec
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 _FOLDER = "other-machine-"
 # Files with times: MetaSchedule's database, the run's own store with SQLite's files beside it,
 # the play-offs' verdicts, and the database of their winners.
-_TIMED = ("database_*.json*", "records.db*", "verdicts*", "final")
+_TIMED = ("database_*.json*", "records.db*", "verdicts*", FINAL_DIR)
 
 
 def has_records(work_dir: Path) -> bool:

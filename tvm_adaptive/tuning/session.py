@@ -28,7 +28,6 @@ from tvm_adaptive.models.content import MODEL_ASSUMED, ModelSource, check_same_m
 from tvm_adaptive.models.frontend import Sample, peer_names, write_sample
 from tvm_adaptive.models.frontend.shapes import check_shapes
 from tvm_adaptive.models.prepare import LAYOUTS
-from tvm_adaptive.runner.playoff.playoff import FINAL_DIR, FRESH_DIR
 from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig
@@ -49,6 +48,7 @@ from tvm_adaptive.tuning.target import (
     target_differences,
     target_fields,
 )
+from tvm_adaptive.values.run_folder import FINAL_DIR, FRESH_DIR
 from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
 from tvm_adaptive.workers.environment import Environment, compiler_problem, gpu_name

@@ -44,7 +44,6 @@ from tvm_adaptive.models.frontend import (
     shapes_of_sample,
     with_sample,
 )
-from tvm_adaptive.runner.playoff.playoff import FINAL_DIR
 from tvm_adaptive.runner.rpc.leased_worker import check_farm
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
@@ -67,6 +66,7 @@ from tvm_adaptive.tuning.session import (
 from tvm_adaptive.tuning.target import TargetLike, describe_target
 from tvm_adaptive.tuning.warm_start import report_waiting, warm_started
 from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey
+from tvm_adaptive.values.run_folder import FINAL_DIR
 from tvm_adaptive.workers.cores import limits_note, n_build_workers, usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 

@@ -23,7 +23,6 @@ from tvm.target import Target
 from tests.journals import MemoryJournal
 from tvm_adaptive.builder import PersistentBuilder
 from tvm_adaptive.builder.compile import build_candidate
-from tvm_adaptive.database.repair import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.errors import (
     OUT_OF_TIME,
     InvalidOptionError,
@@ -50,6 +49,7 @@ from tvm_adaptive.runner.playoff.playoff import (
 )
 from tvm_adaptive.runner.rpc.lease import release
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.workers import pool as pools
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
 

@@ -25,7 +25,6 @@ from tvm_adaptive._tvm import (
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.repair import RECORD_FILE
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
@@ -47,6 +46,7 @@ from tvm_adaptive.tuning.finals.finalists import (
     with_proven,
 )
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
+from tvm_adaptive.values.run_folder import RECORD_FILE
 from tvm_adaptive.workers.environment import UNKNOWN
 
 

@@ -34,6 +34,7 @@ from tvm_adaptive.runner.playoff.modules import mean_sec
 from tvm_adaptive.runner.playoff.rounds import play_rounds
 from tvm_adaptive.runner.playoff.verifier import Entry, Verifier
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
+from tvm_adaptive.values.run_folder import FINAL_DIR, FRESH_DIR, RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.workers.cores import thread_env
 from tvm_adaptive.workers.device_session import use_device
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -41,11 +42,6 @@ from tvm_adaptive.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
-# Of a run's directory: the database of winners, and where it is written first.
-FINAL_DIR = "final"
-FRESH_DIR = f"{FINAL_DIR}.new"
-# The files of MetaSchedule's JSON database; records name workloads by their lines.
-_WORKLOAD_FILE, _RECORD_FILE = "database_workload.json", "database_tuning_record.json"
 # If a whole batch is disqualified, the next best records follow, this often: of thousands of
 # trials, one in a hundred wrong is dozens, and the fastest of all. A task with more wrong
 # ones is better left untuned.
@@ -200,8 +196,8 @@ def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> D
             raise MachineError(f"only {n_written} of {n_winners} records were written")
         final.mkdir(exist_ok=True)
         # A kill in between leaves no records, instead of records of other workloads.
-        (final / _RECORD_FILE).unlink(missing_ok=True)
-        for name in (_WORKLOAD_FILE, _RECORD_FILE):
+        (final / RECORD_FILE).unlink(missing_ok=True)
+        for name in (WORKLOAD_FILE, RECORD_FILE):
             os.replace(fresh / name, final / name)
     except Exception as error:  # TVM's parser may raise anything
         raise MachineError(f"{final} cannot be written: {summary_line(error)}") from error
@@ -213,7 +209,7 @@ def final_database(work_dir: str | Path, reports: Iterable[FinalistReport]) -> D
 def _remove_database(folder: Path) -> None:
     """Remove a database, and its folder unless it holds something else."""
     with contextlib.suppress(OSError):
-        for name in (_WORKLOAD_FILE, _RECORD_FILE):
+        for name in (WORKLOAD_FILE, RECORD_FILE):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
