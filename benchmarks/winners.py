@@ -19,7 +19,6 @@ from benchmarks.journals import is_among
 from benchmarks.methods import METHODS
 from tvm_adaptive._tvm import Target, args_info_of, functions_as_tasks, json_database
 from tvm_adaptive._tvm.tensor_functions import weights_of
-from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.models import (
     Network,
     TIRWorkload,
@@ -31,6 +30,7 @@ from tvm_adaptive.models import (
 )
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.tuning.target import resolve_target
+from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
 
 # MetaSchedule records a failed trial as 1e10 s, and would take it for want of another.
 _FAILED_SEC = 1e9

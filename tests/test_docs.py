@@ -289,6 +289,14 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from options_of(inner)
 
 
+@pytest.mark.parametrize("command", sorted(subparsers(cli._parser())))
+def test_each_option_has_a_help_text(command: str) -> None:
+    parser = subparsers(cli._parser())[command]
+    for each in (parser, *subparsers(parser).values()):
+        without = [action.dest for action in each._actions if not action.help]
+        assert without in ([], ["action"])  # the actions of db have their own
+
+
 def section_of(command: str) -> str:
     return text_of("commands").split(f"\n## {command}\n", 1)[1].split("\n## ", 1)[0]
 
@@ -376,3 +384,12 @@ def test_the_reference_names_what_exists(name: str) -> None:
         module, _, attribute = name.rpartition(".")
         documented = getattr(importlib.import_module(module), attribute)
     assert documented.__doc__
+
+
+def test_the_reference_names_public_things_as_users_import_them() -> None:
+    page = set(re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE))
+    public = {name: getattr(tvm_adaptive, name) for name in tvm_adaptive.__all__}
+    for name, value in public.items():
+        if callable(value):
+            others = {f"{value.__module__}.{value.__name__}"} - {f"tvm_adaptive.{name}"}
+            assert not others & page, f"name it tvm_adaptive.{name}"

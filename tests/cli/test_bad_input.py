@@ -21,6 +21,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "journal.jsonl").write_text('{"event":"journal"}\nx\n{"event":"a"}\n')
     (tmp_path / "begun").mkdir()
+    (tmp_path / "waiting").mkdir()
+    begun = '{"event":"journal","version":1}\n{"event":"run","trials":1}\n'
+    (tmp_path / "waiting" / "journal.jsonl").write_text(begun)
     (tmp_path / "begun" / "journal.jsonl").write_text('{"event":"journal","version":1}\n')
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "journal.jsonl").write_text('{"event":"journal","version":99}\n')
@@ -59,7 +62,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["report", "empty"], "is no run's directory"),
         (["report", "damaged"], "line 2 is not valid JSON"),
         (["report", "begun", "--out", "file/report.html"], "cannot be written"),
-        (["show", "begun"], "has not begun its search"),
+        (["show", "begun"], "no run in begun"),
+        (["show", "waiting"], "continue it with tvm-adaptive tune --resume waiting"),
         (["show", "damaged"], "line 2"),
         (["db", "--store", "store.db", "stats"], "store.db"),
         (["db", "import", "empty"], "empty"),

@@ -131,6 +131,7 @@ def test_a_finished_run_measures_nothing_and_says_so(
     assert len(attempts(finished.work_dir)) == 1
     assert "has come to its end" in observer.notes[0]
     assert again == finished
+    assert "--until-latency" not in observer.notes[0]
     # Of a folder that was moved, or mounted elsewhere, files are named where they are now.
     moved = finished.work_dir.with_name("moved")
     finished.work_dir.rename(moved)
@@ -147,6 +148,13 @@ def test_a_finished_run_measures_nothing_and_says_so(
     assert [each.config.use_all for each in given] == [True]
 
 
+def test_of_a_run_that_reached_its_goal_the_goal_is_named(work_dir: Path) -> None:
+    resaid(work_dir, "run", until_ms=1e6)
+    observer = Notes()
+    resume(work_dir, observer=observer)
+    assert "give it more --trials, or a shorter --until-latency" in observer.notes[0]
+
+
 def test_a_report_survives_its_journal(finished: TuneReport) -> None:
     assert TuneReport.from_fields(json.loads(json.dumps(finished.as_fields()))) == finished
     fields = {**finished.as_fields(), "comparison": None, "weighted_sec": None, "event": "report"}
@@ -157,7 +165,9 @@ def test_a_report_survives_its_journal(finished: TuneReport) -> None:
 def test_a_model_that_was_given_in_python_is_resumed_in_python(tmp_path: Path) -> None:
     mod = IRModule({"main": te_workload("GMM")["main"]})
     tune_tir(mod, work_dir=tmp_path, trials=4, seed=3, config=QUICK)
-    with pytest.raises(InvalidOptionError, match="was given its model in Python"):
+    with pytest.raises(
+        InvalidOptionError, match=r"given its model in Python.*tvm_adaptive\.compile "
+    ):
         resume(tmp_path)
     report = tune_tir(mod, work_dir=tmp_path, trials=8, seed=4, config=QUICK, resume=True)
     assert report.n_trials == 8

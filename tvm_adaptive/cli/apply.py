@@ -86,7 +86,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     apply.add_argument("--out", type=Path, metavar="DIR", help="default: below applied")
     add_model_options(apply)
     add_farm_options(apply)
-    apply.add_argument("--store", metavar="NAME", help="where records are, if not of a run")
+    apply.add_argument(
+        "--store",
+        metavar="NAME",
+        help="where records are, if not of a run (default: your own store)",
+    )
     apply.add_argument(
         "--config",
         type=Path,

@@ -33,7 +33,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         description="Check versions, compiler, processor, memory, GPU, disk and noise; print a "
         "fix for each problem. Exit code 1 if there is one.",
     )
-    doctor.add_argument("--work-dir", type=Path, default=Path("runs"), metavar="DIR")
+    doctor.add_argument(
+        "--work-dir",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="the directory whose disk is checked (default: runs)",
+    )
     doctor.add_argument("--quick", action="store_true", help="skip the noise")
     doctor.add_argument("-v", "--verbose", action="store_true", help="show whole error messages")
     doctor.set_defaults(run=run)

@@ -28,6 +28,7 @@ from tvm_adaptive.tuning import registry
 from tvm_adaptive.tuning.config import TuneConfig, preset, replaced
 from tvm_adaptive.tuning.config_file import read_config, write_config
 from tvm_adaptive.tuning.interrupts import EXIT_INTERRUPTED
+from tvm_adaptive.tuning.option_types import spelled
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
 
@@ -118,19 +119,13 @@ def check_resume(options: argparse.Namespace) -> None:
     if options.resume is None:
         return
     values = {name: getattr(options, name) for name in _NEW_RUN_OPTIONS}
-    given = [_spelled(name, value) for name, value in values.items() if value not in (None, [])]
+    given = [spelled(name, value) for name, value in values.items() if value not in (None, [])]
+    given = ["WHAT" if each == "--what" else each for each in given]
     if given:
         raise InvalidOptionError(
             f"--resume continues the run in {options.resume} with its own options; leave out "
             f"{', '.join(given)}."
         )
-
-
-def _spelled(name: str, value: object) -> str:
-    """Return an option as it is given on a command line."""
-    if name == "what":
-        return "WHAT"
-    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
 
 
 def config_of(options: argparse.Namespace) -> TuneConfig:
@@ -186,8 +181,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     tune.add_argument(
         "--allow-other-machine",
         action="store_true",
-        help="continue although another machine or version of TVM took the times in the "
-        "directory: they are set aside, and the fastest records measured again",
+        help="continue although another machine, version of TVM or target took the times in "
+        "the directory: they are set aside, and the fastest records measured again",
     )
     tune.add_argument(
         "--budget",
@@ -209,7 +204,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         type=parse_count,
         const=_PLATEAU_SLOTS,
         metavar="SLOTS",
-        help=f"end when so many slots in a row ({_PLATEAU_SLOTS} by default) saved next to nothing",
+        help=f"end when so many slots, turns of one task, in a row ({_PLATEAU_SLOTS} by default) "
+        "saved next to nothing",
     )
     tune.add_argument(
         "--use-all",
@@ -225,7 +221,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
 def _add_parts(tune: argparse.ArgumentParser) -> None:
     """Add the options of the model, the configuration and the directories."""
     add_model_options(tune)
-    tune.add_argument("--work-dir", metavar="DIR", help="where everything is written")
+    tune.add_argument(
+        "--work-dir", metavar="DIR", help="for the run's files (default: a new one in runs)"
+    )
     tune.add_argument("--seed", type=int, metavar="N", help="of random choices; times still differ")
     tune.add_argument("--preset", metavar="NAME", help="default or paper")
     tune.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")

@@ -37,6 +37,7 @@ from tvm_adaptive.tuning.manifest import (
 )
 from tvm_adaptive.tuning.native import PLAIN_NAMES, filled, is_supported, write_programs
 from tvm_adaptive.tuning.observer import Observer
+from tvm_adaptive.tuning.option_types import spelled
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.resume import read_settings
 from tvm_adaptive.tuning.run_lock import owned
@@ -211,16 +212,15 @@ def _refuse_settled(
     run: str, given: Mapping[str, Any], config: TuneConfig, settled: TuneConfig
 ) -> None:
     """Raise if a caller gives what a run has settled otherwise."""
-    found = [name for name, value in given.items() if value is not None and value != {}]
-    found += [
-        name
-        for name in _OF_A_RUN
-        if getattr(config, name) not in (getattr(DEFAULT, name), getattr(settled, name))
-    ]
+    found = {name: value for name, value in given.items() if value is not None and value != {}}
+    for name in _OF_A_RUN:
+        value = getattr(config, name)
+        if value not in (getattr(DEFAULT, name), getattr(settled, name)):
+            found[name] = value
     if found:
+        names = ", ".join(f"{name} ({spelled(name, value)})" for name, value in found.items())
         raise InvalidOptionError(
-            f"Target, shapes, inputs and preparation are those of the run {run}; omit "
-            f"{', '.join(found)}."
+            f"Target, shapes, inputs and preparation are those of the run {run}; omit {names}."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -60,9 +61,11 @@ def shown_tasks(work_dir: Path) -> list[ShownTask]:
     if not tasks:
         if shown_comparison(work_dir) is not None or _last_event(work_dir, "report", bool):
             return []  # a budget for no search, or nothing to tune
+        if not _last_event(work_dir, "run", bool):
+            raise InvalidOptionError(f"There is no run in {work_dir}.")
         raise InvalidOptionError(
             f"{work_dir}: the run has not begun its search: wait for it, or continue it with "
-            "--resume."
+            f"tvm-adaptive tune --resume {shlex.quote(str(work_dir))}."
         )
     best = _best_records(work_dir)
     return [task._replace(best=best.get(key, Best())) for key, task in tasks]

@@ -174,11 +174,14 @@ def _watch(
             if first_sec is None:
                 first_sec = time.monotonic()
                 interrupt()
-                _log("%s: stopping after this round; once more ends at once", name)
+                _log(
+                    "%s: the run ends after this batch; a second one ends it within two seconds",
+                    name,
+                )
             elif time.monotonic() - first_sec < _ONE_REQUEST_SEC:
                 continue  # an echo of the first one
             elif hasattr(sys, "ps1") or sys.flags.interactive:
-                _log("%s: stopping after this round; restart Python to end now", name)
+                _log("%s: the run ends after this batch; restart Python to end it now", name)
             else:
                 end(name)
 

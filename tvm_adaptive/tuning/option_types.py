@@ -1,4 +1,4 @@
-"""The types of options, as their annotations say, of every caller: a file, a program, numpy."""
+"""Options of every caller: their types, as annotations say, and how a command spells them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def convert_types(options: Any) -> None:
         converted = value_of(value, hints[name], name)
         if converted is not value:
             object.__setattr__(options, name, converted)
+
+
+def spelled(name: str, value: object) -> str:
+    """Return an option as it is given on the command line."""
+    if name == "input_shapes":
+        return "--input-shape"  # once for each input
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
 
 
 def value_of(value: Any, hint: Any, option: str) -> Any:

@@ -288,7 +288,11 @@ def convert(
             return ""
     except Exception as error:  # also C++'s and PyTorch's own, where no memory is left
         if is_of_memory(error):
-            return f"Reading {path} needs more than {memory_bytes / _GIB:.1f} GiB of memory."
+            return (
+                f"Reading {path} needs more than {memory_bytes / _GIB:.1f} GiB of memory, its "
+                "limit here; read it where there is more memory, or store constants in the file "
+                "instead of computing them there."
+            )
         if not isinstance(error, InvalidOptionError):
             raise
         if machine_failure(error):  # it says nothing of the file

@@ -17,12 +17,14 @@ from tvm_adaptive.models import Network, largest_difference
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning.checks.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
-from tvm_adaptive.values.agreement import perturbed
+from tvm_adaptive.values.agreement import largest_size, perturbed
 
 # Relative: another order of additions changes values by as much within a few layers.
 _ROUNDING = 1e-6
 # The largest of two runs is some two thirds of that of many; kernels differ in each layer.
 _SPREAD_MARGIN = 3.0
+# Of an output's largest value: a wrong function in a late layer seldom changes more.
+_COARSE = 0.1
 
 
 class FrameworkReference:
@@ -127,6 +129,24 @@ class FrameworkReference:
                 "it: finish.rtol, in a file for --config or in TuneConfig."
             )
         self._context.observer.note(f"outputs agree with {self.name}; largest difference {apart}")
+        if coarse := self._coarsest_allowance(self.expected):
+            self._context.observer.note(coarse)
+
+    def _coarsest_allowance(self, expected: Sequence[Any]) -> str:
+        """Say which allowance could hide a wrong function; empty if none could."""
+        allowed = [
+            (spread, largest_size(each))
+            for spread, each in zip(self._spreads, expected, strict=False)
+        ]
+        coarse = [(spread, size) for spread, size in allowed if spread > _COARSE * size]
+        if not coarse:
+            return ""
+        spread, size = max(coarse)
+        return (
+            f"that agreement says little: {self.name}'s own outputs move so far with their "
+            f"roundings that {spread:.2g} is allowed, of values up to {size:.2g}; compare the "
+            "accuracy on data of your own"
+        )
 
     def problem(self, outputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
         """Say where a library's outputs disagree with a framework's; None if they agree."""
