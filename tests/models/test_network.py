@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from tvm import relax, tirx
 
+from tests.models.networks import module_of
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import network as network_file
 from tvm_adaptive.models.network import network_of_relax
@@ -51,6 +52,14 @@ def test_weights_must_be_parameters():
 def test_shapes_of_inputs_must_be_known(ty, text):
     with pytest.raises(InvalidOptionError, match=text):
         network_of_relax("net", identity(ty), {})
+
+
+def test_outputs_must_be_tensors():
+    def build(emit, x):
+        return relax.Tuple([x, relax.Tuple([emit(relax.op.shape_of(x))])])
+
+    with pytest.raises(InvalidOptionError, match="Output 1 of main is of the kind ShapeType"):
+        network_of_relax("net", module_of({"x": (4,)}, build), {})
 
 
 def test_an_input_of_a_type_that_numpy_lacks_is_refused(monkeypatch):

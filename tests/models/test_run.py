@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tvm import relax
 
-from tests.models.networks import network_of
+from tests.models.networks import module_of, network_of
 from tvm_adaptive._tvm import VirtualMachine
 from tvm_adaptive.errors import InvalidOptionError, WorkerDiedError
 from tvm_adaptive.models import (
@@ -21,7 +24,9 @@ from tvm_adaptive.models import (
     try_exported,
 )
 from tvm_adaptive.models.inference import CompiledModel
-from tvm_adaptive.workers import device_session
+from tvm_adaptive.models.network import network_of_relax
+from tvm_adaptive.tuning.manifest import interface_of
+from tvm_adaptive.workers import device_session, scratch
 from tvm_adaptive.workers.pool import WorkerPool
 
 
@@ -85,6 +90,30 @@ def test_a_library_is_loaded_once_as_tvm_never_lets_go_of_it(case, tmp_path):
     assert device_session.load_once(path) is not first, "a new file of the old name"
 
 
+def test_a_library_is_loaded_where_its_copy_stays_until_it_is_released(
+    library, tmp_path, monkeypatch
+):
+    """As on NFS, which renames a file that is in use, and does not remove its folder."""
+    path, other = str(tmp_path / "network.so"), str(tmp_path / "other.so")
+    for name in (path, other):
+        shutil.copyfile(library, name)
+    first = device_session.load_once(path)
+    os.replace(other, path)
+    unlink = os.unlink
+
+    def rename(name, *, dir_fd=None):
+        name = Path(name)
+        if name.name == ".nfs1":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if name.name != "network.so":
+            return unlink(name, dir_fd=dir_fd)
+        return os.rename(name, name.with_name(".nfs1"), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", rename)
+    monkeypatch.setattr(scratch, "_REMOVE_TRIES", 1)
+    assert device_session.load_once(path) is not first
+
+
 def adding(addend):
     """Return a network that adds a number to a vector."""
     number = relax.const(addend, "float32")
@@ -102,6 +131,23 @@ def test_a_library_that_takes_anothers_place_is_the_one_that_runs(case, tmp_path
         np.testing.assert_array_equal(run_exported(path, inputs)[0], 2.0)
         model = CompiledModel(path, {"x": (4,)}, {"x": "float32"}, n_threads=1)
         np.testing.assert_array_equal(model(inputs[0]), 2.0)
+
+
+def test_tuples_within_tuples_become_one(case, tmp_path):
+    def build(emit, x):
+        more = emit(relax.op.add(x, relax.const(1.0, "float32")))
+        double = emit(relax.op.multiply(x, relax.const(2.0, "float32")))
+        return relax.Tuple([more, relax.Tuple([x, double])])
+
+    network = network_of_relax("nested", module_of({"x": (4,)}, build), {})
+    assert [each.shape for each in interface_of(network).outputs] == 3 * [(4,)]
+    path = str(tmp_path / "network.so")
+    export(compile_network(prepare(network, case.target), None, case.target), path)
+    x = np.arange(4, dtype=np.float32)
+    model = CompiledModel(path, network.input_shapes, network.input_dtypes, n_threads=1)
+    for found in (run_exported(path, [x]), model(x)):
+        for one, expected in zip(found, [x + 1, x, 2 * x], strict=True):
+            np.testing.assert_array_equal(one, expected)
 
 
 def test_an_exported_network_runs_in_another_process(case, tmp_path):

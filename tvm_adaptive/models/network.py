@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tvm_adaptive._tvm import (
     nn,
     relax,
     relax_transform,
+    result_type_of,
     tensor,
     with_main,
 )
@@ -215,7 +216,10 @@ def network_of_nn(
 def network_of_relax(
     name: str, mod: IRModule, params: dict[str, Any], original: Original | None = None
 ) -> Network:
-    """Return a Relax module as a network; parameters of ``main`` without a weight are inputs."""
+    """Return a Relax module as a network; parameters of ``main`` without a weight are inputs.
+
+    What ``main`` returns in tuples within tuples becomes a single tuple, from first to last.
+    """
     parameters = {str(variable.name): variable for variable in main_of(mod).params}
     if unknown := sorted(set(params) - set(parameters)):
         raise InvalidOptionError(
@@ -245,7 +249,38 @@ def network_of_relax(
                 f"Input {key} of main is of type {dtypes[key]}, which numpy does not support; give "
                 "the model an input of float32 and convert it inside."
             )
-    return Network(name, mod, params, shapes, dtypes, original)
+    return Network(name, _with_flat_result(mod), params, shapes, dtypes, original)
+
+
+def _with_flat_result(mod: IRModule) -> IRModule:
+    """Return a module whose ``main`` returns tensors; raise InvalidOptionError if it cannot."""
+    main = main_of(mod)
+    result = result_type_of(main)
+    parts = list(_parts_of(main.body.body, result))
+    for place, (_, kind) in enumerate(parts):
+        if not isinstance(kind, relax.TensorType):
+            raise InvalidOptionError(
+                f"Output {place} of main is of the kind {type(kind).__name__}; let main return "
+                "tensors only, or tuples of them."
+            )
+    if not any(hasattr(each, "fields") for each in getattr(result, "fields", ())):
+        return mod
+    values, kinds = [value for value, _ in parts], [kind for _, kind in parts]
+    body = relax.SeqExpr(main.body.blocks, relax.Tuple(values))
+    ty = type(result)(kinds)  # of a tuple, too
+    flat = relax.Function(main.params, body, ty, main.is_pure, main.attrs)
+    return without_dead_bindings(relax_transform.Normalize()(with_main(mod, flat)))
+
+
+def _parts_of(value: Any, kind: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what tuples within tuples hold, and its types."""
+    if not hasattr(kind, "fields"):
+        yield value, kind
+        return
+    for place, each in enumerate(kind.fields):
+        is_known = isinstance(value, relax.Tuple)
+        part = value.fields[place] if is_known else relax.TupleGetItem(value, place)
+        yield from _parts_of(part, each)
 
 
 def with_rewritten_main(mod: IRModule, rewriter: Any) -> IRModule:

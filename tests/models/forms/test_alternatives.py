@@ -204,6 +204,24 @@ def test_sums_of_whole_numbers_stay_exact_where_a_digit_decides(build: Any, expe
         assert found[0, 0, 0, 3] == expected
 
 
+def test_a_group_has_the_same_forms_of_all_its_convolutions() -> None:
+    rng = np.random.default_rng(0)
+    first, second = (relax.const(rng.standard_normal((16, 16, 3, 3), "float32")) for _ in range(2))
+
+    def layers(emit: Any, x: Any) -> Any:
+        y = emit(relax.op.nn.relu(emit(relax.op.nn.conv2d(x, first, padding=1))))
+        return relax.op.floor(emit(relax.op.nn.conv2d(y, second, padding=1)))
+
+    prepared = prepared_of(networks.network_of({"x": (1, 16, 9, 10)}, layers))
+    assert prepared.alternatives is not None
+    keys = prepared.alternatives.keys.values()
+    offered = {group: {key.form for key in keys if key.group == group} for group, _ in keys}
+    assert sorted(map(len, offered.values())) == [2, 3]
+    for group, forms in offered.items():
+        for form in forms:
+            assert prepared.alternatives.steps({group: form}) or form == ""
+
+
 @pytest.mark.parametrize(
     "build", [relax.op.nn.leakyrelu, relax.op.exp, relax.op.tanh, relax.op.sigmoid]
 )

@@ -3,10 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.testing.conformance.test_file_format import GOOD
+from tests.tuning.checks.shared import session_in
+from tvm_adaptive._tvm import memory_database
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models import outputs_agree
+from tvm_adaptive.models import outputs_agree, prepare
 from tvm_adaptive.models.frontend import (
-    OWN_PEERS,
+    FORMATS,
     PEERS,
     check_installed,
     load,
@@ -16,6 +19,8 @@ from tvm_adaptive.models.frontend import (
     time_peer,
 )
 from tvm_adaptive.models.frontend.reader import Inference
+from tvm_adaptive.tuning.budget import Budget
+from tvm_adaptive.tuning.checks.network import NetworkCheck
 
 N_THREADS = 1
 
@@ -36,9 +41,28 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
         check_installed(["ort", "torch"])
 
 
-def test_every_format_has_a_framework_of_its_own():
-    assert set(OWN_PEERS) == {".onnx", ".pt2"}
-    assert all(suffix in PEERS[name].open for suffix, name in OWN_PEERS.items())
+def test_the_peer_of_a_format_opens_its_files():
+    own = {ending: each.peer for ending, each in FORMATS.items() if each.peer}
+    assert own == {".onnx": "ort", ".pt2": "torch"}
+    assert all(ending in PEERS[name].open for ending, name in own.items())
+
+
+def test_a_framework_that_is_no_peer_is_compared_with_and_not_timed(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, ".factor", GOOD)
+    path = tmp_path / "net.factor"
+    path.write_bytes(b"factor 2.5 end\n")
+    network = load(str(path))
+    with session_in(tmp_path / "run", Budget()) as session:
+        prepared = prepare(network, session.target)
+        with NetworkCheck(session, network, prepared) as check:
+            check.measure_untuned()
+            comparison = check.measure_tuned(memory_database())
+    assert not check._framework.has_rivals
+    assert comparison is not None
+    assert comparison.agree
+    assert comparison.framework.startswith("NumPy")
+    assert comparison.peers == ()
+    assert 0.0 < comparison.before_sec < np.inf  # of the untuned network
 
 
 @pytest.mark.parametrize("name", ["ort", "openvino"])

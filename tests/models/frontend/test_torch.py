@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -122,6 +123,26 @@ def test_a_sample_fixes_the_shapes(dynamic_file, check_import):
         load(str(dynamic_file), {"x": (1, 4), "y": (1, 8)})
 
 
+def test_multiples_of_what_no_input_has(torch, tmp_path, check_import):
+    class Eights(torch.nn.Module):
+        def forward(self, x):
+            return x.reshape(x.shape[0], -1, 8).sum(-1)
+
+    eights = 8 * torch.export.Dim("n", min=2)
+    ones = (torch.ones(2, 16),)
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(Eights(), ones, dynamic_shapes=({1: eights},)), path)
+    with pytest.raises(InvalidOptionError, match=r"--input-shape x=2x16 \("):
+        load(str(path))
+    network = load(str(path), {"x": (2, 24)})
+    assert network.input_shapes == {"x": (2, 24)}
+    check_import(network)
+    sample = {"x": np.ones((2, 32), "float32")}
+    assert load(str(path), inputs=sample).input_shapes == {"x": (2, 32)}
+    with pytest.raises(InvalidOptionError, match=r"no whole number makes \(8\*s\d+\) 20"):
+        load(str(path), {"x": (2, 20)})
+
+
 @pytest.fixture
 def stateful(torch):
     """A module that counts its calls, and takes and returns what is no tensor."""
@@ -211,6 +232,29 @@ def test_a_truncated_file(cut, pt2_file):
     path.write_bytes(whole[: cut if isinstance(cut, int) else int(cut * len(whole))])
     with pytest.raises(InvalidOptionError, match=r"is no program of torch.export.save"):
         load(str(path))
+
+
+def test_a_program_of_an_older_pytorch_is_not_called_damaged(torch, tmp_path):
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("version", "8.7")
+        archive.writestr("serialized_exported_program.json", "{}")
+    text = r"PyTorch 2\.7 or older\. .*torch\.export\.load"
+    with pytest.raises(InvalidOptionError, match=text) as caught:
+        load(str(path))
+    assert "damaged" not in str(caught.value)
+
+
+def test_a_program_may_have_any_name(torch, tmp_path):
+    package = pytest.importorskip("torch.export.pt2_archive._package").package_pt2
+    linear = torch.export.export(torch.nn.Linear(4, 3), (torch.ones(2, 4),))
+    path = tmp_path / "net.pt2"
+    package(str(path), exported_programs={"encoder": linear})
+    assert load(str(path)).input_shapes == {"input": (2, 4)}
+    several = tmp_path / "several.pt2"
+    package(str(several), exported_programs={"encoder": linear, "decoder": linear})
+    with pytest.raises(InvalidOptionError, match="holds several programs: decoder, encoder"):
+        load(str(several))
 
 
 def test_without_pytorch_the_message_says_what_to_install(tmp_path, monkeypatch):
@@ -363,6 +407,9 @@ def test_a_factory_of_a_relax_module(name, in_factory_dir):
     assert network.input_shapes == {"embedded": (1, 16, 32)}
     with pytest.raises(InvalidOptionError, match="no input x"):
         load(f"my_models:{name}", {"x": (1,)})
+    assert load(f"my_models:{name}", {"embedded": [1, 16, 32]}).input_shapes == network.input_shapes
+    with pytest.raises(InvalidOptionError, match=r"embedded has .* 1x16x32, where 32 is not 31"):
+        load(f"my_models:{name}", {"embedded": [1, 16, 31]})
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,17 @@ def test_the_variance_beside_a_large_mean(norm, n_groups, level, vector_math):
     np.testing.assert_allclose(found, expected, atol=1e-2)
 
 
+@pytest.mark.parametrize("vector_math", [True, False])
+@pytest.mark.parametrize("norm", [group_norm(2), instance_norm])
+def test_a_plain_image_is_the_shift(norm, vector_math):
+    """Added one by one, 90,000 numbers of 255 have a mean of 255.27, and some deviation."""
+    scale, shift = drawn((4,), 1), drawn((4,), 2)
+    x = np.full((1, 4, 300, 300), 255.0, "float32")
+    constants = relax.const(scale), relax.const(shift)
+    found, _ = computed(x.shape, lambda x: norm(x, *constants), x, vector_math=vector_math)
+    np.testing.assert_allclose(found, np.broadcast_to(shift[:, None, None], x.shape), atol=1e-2)
+
+
 def test_rounding_of_many_equal_numbers_does_not_add_up():
     shape, ones = (1, 1000, 1000, WIDTH), np.ones(WIDTH, "float32")
     constants = relax.const(ones), relax.const(ones)

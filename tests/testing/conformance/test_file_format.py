@@ -175,6 +175,8 @@ def opens_nothing(path, inputs, n_threads):
         ({"read": calls_what_is_not_there}, "compiling and running the imported network raised"),
         ({"open": opens_another}, "computes other results than NumPy"),
         ({"open": opens_nothing}, "NumPy .*, which opens the file with its inputs, raised Worker"),
+        ({"peer": "numpy"}, "peer must be one of ort, openvino, torch, inductor but is 'numpy'"),
+        ({"peer": "ort"}, r"the peer is ort, but ONNX Runtime opens no \.factor files"),
     ],
 )
 def test_what_does_not_conform_is_named(changes, match, factor_file):

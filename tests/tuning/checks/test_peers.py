@@ -17,6 +17,7 @@ from tvm_adaptive.models.frontend import PEERS, READER_ENV
 from tvm_adaptive.models.network import Original
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks import peers
+from tvm_adaptive.tuning.checks.library import LEAST_RUN_SEC
 from tvm_adaptive.tuning.checks.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.values.agreement import outputs_problem
@@ -164,6 +165,35 @@ def test_without_time_no_framework_is_started(
     rivals, secs, _, pool = rounds_of(make_session, monkeypatch, 2.0, [])
     assert (rivals.timings, pool.limits) == ([], [])
     assert len(secs) == 2
+
+
+def test_no_round_is_begun_that_the_end_of_the_budget_would_cut_short(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [Outcome([2 * INPUTS[0]]), *(Outcome(0.1) for _ in range(7))]
+    rivals, secs, _, pool = rounds_of(make_session, monkeypatch, 4.5, answers)
+    # One second to start and two for a round leave 1.5: the framework would be stopped in it.
+    assert len(secs) == len(rivals.timings[0].secs) == 1
+    assert min(pool.limits[1:]) >= 1.0
+
+
+def test_no_round_is_begun_in_which_the_library_could_not_be_run(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, left_secs = [0.0], list[float]()
+    budget = Budget(2.5, lambda: clock[0])
+
+    def time_tuned(_turn_sec: float) -> float:
+        left_secs.append(budget.left_sec)
+        clock[0] += 0.4
+        return 0.5
+
+    monkeypatch.setattr(peers, "_SETTLE_SEC", 0.0)
+    rivals = Rivals(make_session(budget=budget), None, INPUTS, outputs_problem)
+    rivals.time([2 * INPUTS[0]], time_tuned)
+    # Of the 1.75 s that rounds may take, a fifth one would begin after 1.6 s.
+    assert len(left_secs) == 4
+    assert min(left_secs) >= LEAST_RUN_SEC
 
 
 def test_a_framework_that_runs_already_needs_less_time(

@@ -90,6 +90,9 @@ class Alternatives:
         group = f"3x3 of {batch}x{height}x{width}x{channels}"
         if convolution.padding != (1, 1):
             group += f" padded by {convolution.padding[0]} and {convolution.padding[1]}"
+        # Every form of a group computes all of its convolutions.
+        if convolution.rounds:
+            group += ", rounded"
         # Sums of whole numbers are exact in tiles of two, whose transforms have halves only.
         for size in TILE_SIZES[:1] if convolution.rounds else TILE_SIZES:
             tiles = tiles_of(convolution, size)

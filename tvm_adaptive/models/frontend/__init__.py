@@ -6,7 +6,6 @@ original to compare outputs with where its framework is installed.
 
 from tvm_adaptive.models.frontend.load import FORMATS, load, slug
 from tvm_adaptive.models.frontend.peers import (
-    OWN_PEERS,
     PEERS,
     check_installed,
     open_peer,
@@ -26,7 +25,6 @@ from tvm_adaptive.models.frontend.torch_program import network_of_module, networ
 
 __all__ = [
     "FORMATS",
-    "OWN_PEERS",
     "PEERS",
     "READER_ENV",
     "ModelReader",

@@ -23,7 +23,8 @@ from typing import Any
 
 from tvm_adaptive._tvm import IRModule
 from tvm_adaptive.errors import InvalidOptionError, as_invalid_option
-from tvm_adaptive.models.frontend.shapes import Shapes, by_name, network_of_imported
+from tvm_adaptive.models.frontend.open_extents import InputShape
+from tvm_adaptive.models.frontend.shapes import Shapes, matched, network_of_imported
 from tvm_adaptive.models.frontend.torch_program import network_of_module
 from tvm_adaptive.models.network import Network
 
@@ -42,8 +43,8 @@ def network_of_factory(what: str, name: str, shapes: Shapes) -> Network:
     """Call a factory and import what it returns."""
     made = _call(what)
     if isinstance(made, Network):
-        known = made.input_shapes
-        by_name({key: each for key, each in shapes.items() if known.get(key) != each}, [], what)
+        fixed = {key: InputShape(key, shape) for key, shape in made.input_shapes.items()}
+        matched(fixed, shapes, what)
         return dataclasses.replace(made, name=name)
     if not isinstance(made, tuple) or len(made) not in _PARTS:
         raise InvalidOptionError(f"{_RETURNS}, but {what} returned {type(made).__name__}.")

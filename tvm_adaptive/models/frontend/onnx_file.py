@@ -131,6 +131,7 @@ ONNX = FileFormat(
     ("ONNX Runtime", "onnxruntime"),
     open_session,
     open_plainly=functools.partial(open_session, is_plain=True),
+    peer="ort",
     takes_numbers=True,
     beside=True,
     least_version=(1, 16),  # of the extra

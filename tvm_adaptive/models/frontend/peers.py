@@ -92,8 +92,6 @@ PEERS: dict[str, Peer] = {
     "torch": Peer("PyTorch", "torch", {".pt2": open_program}),
     "inductor": Peer("PyTorch Inductor", "torch", {".pt2": open_compiled}),
 }
-# The framework that a file is made for, by the file's ending.
-OWN_PEERS = {".onnx": "ort", ".pt2": "torch"}
 
 
 def peer_names(text: str) -> list[str]:

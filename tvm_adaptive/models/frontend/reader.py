@@ -97,6 +97,7 @@ class FileFormat:
     framework: tuple[str, str] | None = None
     open: Opener | None = None  # in that framework
     open_plainly: Opener | None = None  # with other kernels, which round otherwise
+    peer: str = ""  # that framework in PEERS, which is timed beside the library; "" for none
     takes_numbers: bool = False  # ``read`` has a keyword ``numbers``: inputs that decide branches
     beside: bool = False  # whether weights may be in other files, beside it or in a folder there
     least_version: tuple[int, ...] = ()  # of the package that reads it
@@ -167,7 +168,7 @@ class ModelReader:
             framework_version(*file_format.framework),
             run,
             run_plainly,
-            file=lambda _folder: path,
+            file=(lambda _folder: path) if file_format.peer else None,
             memory_bytes=limits.memory_bytes,
             worker=self._pool,
         )

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ _PICKLED = (
     "and save it with torch.export.save of a recent PyTorch; or name a function that "
     "returns the module: package.module:function."
 )
+_OLDER = (
+    "{path} was saved by PyTorch 2.7 or older. Read it with torch.export.load of a recent PyTorch, "
+    "and save the program again with torch.export.save."
+)
 
 
 def read_program(path: Path, shapes: Shapes) -> IRModule:
@@ -57,24 +62,51 @@ def load_program(path: Path) -> Any:
 def _load(path: Path, _changed_ns: int) -> Any:
     import torch
 
+    programs = None
     try:
         names = torch._C.PyTorchFileReader(str(path)).get_all_records()
         if not any(_CODE.fullmatch(name) for name in names):
-            return _load_with_containers(path)
+            programs = _load_with_containers(path)
     except Exception as error:  # zip, JSON and pickle errors, and PyTorch's own
+        if _is_of_older_pytorch(path):
+            raise InvalidOptionError(_OLDER.format(path=path)) from error
         if "Weights only load failed" not in str(error):
             raise InvalidOptionError(f"{path} {_MISFIT}: {summary_line(error)}") from error
-    raise InvalidOptionError(_PICKLED.format(path=path))
+    if programs is None:
+        raise InvalidOptionError(_PICKLED.format(path=path))
+    return _only_program(programs, path)
 
 
-def _load_with_containers(path: Path) -> Any:
-    """Read a program; containers of packages that are not imported are stood in for."""
+def _is_of_older_pytorch(path: Path) -> bool:
+    """Say whether a file is a program as PyTorch 2.7 saved it: a zip file without a folder."""
+    with (
+        contextlib.suppress(OSError, ValueError, zipfile.BadZipFile),
+        zipfile.ZipFile(path) as archive,
+    ):
+        return "serialized_exported_program.json" in archive.namelist()
+    return False
+
+
+def _only_program(programs: Mapping[str, Any], path: Path) -> Any:
+    """Return the program that torch.export.load would return, or the only one of another name."""
+    if not programs:
+        raise InvalidOptionError(f"{path} {_MISFIT}: it holds no program.")
+    if "model" not in programs and len(programs) > 1:
+        raise InvalidOptionError(
+            f"{path} holds several programs: {', '.join(sorted(programs))}. Save the one to be "
+            "tuned with torch.export.save, in a file of its own."
+        )
+    return programs.get("model", next(iter(programs.values())))
+
+
+def _load_with_containers(path: Path) -> dict[str, Any]:
+    """Read programs by name; containers of packages that are not imported are stood in for."""
     # torch.export.load calls it, and hides why it fails.
     from torch.export.pt2_archive._package import load_pt2
 
     for _ in range(_MAX_CONTAINERS):
         try:
-            return load_pt2(str(path)).exported_programs["model"]
+            return dict(load_pt2(str(path)).exported_programs)
         except Exception as error:  # of another class in other versions
             unknown = _UNKNOWN_CONTAINER.search(str(error))
             if unknown is None:
@@ -186,5 +218,6 @@ PROGRAM = FileFormat(
     "'tvm-adaptive[torch]'",
     _FRAMEWORK,
     open_program,
+    peer="torch",
     least_version=(2, 13),  # of the extra
 )

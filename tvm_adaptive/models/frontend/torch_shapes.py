@@ -33,6 +33,13 @@ def with_fixed_shapes(program: Any, shapes: Shapes, source: str) -> Any:
     known = {name: _shape(name, extents) for name, extents in declared.items()}
     given, values = matched(known, shapes, source, expressions=True)
     symbols = {symbol: value for (symbol, _), value in values.items()}
+    for name, shape in given.items():
+        for extent, value in zip(declared[name], shape, strict=True):
+            if not _solve(extent, value, symbols):
+                raise InvalidOptionError(
+                    f"Input {name} has the shape {known[name].text}, where no whole number makes "
+                    f"({extent}) {value}."
+                )
     closed = {name: _closed(extents, symbols) for name, extents in declared.items()}
     for name, shape in given.items():
         if _OPEN not in closed[name] and closed[name] != shape:
@@ -88,6 +95,26 @@ def _closed(extents: _Extents, symbols: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(map(value_of, extents))
 
 
+def _solve(extent: Any, value: int, symbols: dict[str, int]) -> bool:
+    """Add the value of an expression's only open symbol; return False if no whole one fits.
+
+    Such expressions are linear: PyTorch derives extents by sums and products with integers.
+    """
+    if _is_number(extent):
+        return True
+    closed = {each: symbols[str(each)] for each in extent.free_symbols if str(each) in symbols}
+    extent = extent.subs(closed)
+    if len(extent.free_symbols) != 1:  # several stay open; a known value is compared elsewhere
+        return True
+    (symbol,) = extent.free_symbols
+    start, following = (int(extent.subs({symbol: number})) for number in (0, 1))
+    found, rest = divmod(value - start, following - start or 1)
+    if rest or int(extent.subs({symbol: found})) != value:
+        return False
+    symbols[str(symbol)] = found
+    return True
+
+
 def _proposal(
     program: Any, declared: Mapping[str, _Extents], symbols: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
@@ -95,9 +122,12 @@ def _proposal(
     values = dict(symbols)
     for name, leaf in leaves_of(program).items():
         for place, extent in enumerate(declared.get(name, ())):
-            if _is_number(extent) or not extent.is_symbol or str(extent) in symbols:
+            if _is_number(extent) or str(extent) in symbols:
                 continue
             hint = int(leaf.shape[place].node.hint or 1)
+            if not extent.is_symbol:
+                _solve(extent, hint, values)
+                continue
             is_batch = place == 0 and len(declared[name]) > 1
             least = program.range_constraints[extent].lower
             values[str(extent)] = 1 if is_batch and least <= 1 else values.get(str(extent), hint)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm_adaptive._tvm import te, tirx
@@ -21,6 +21,12 @@ from tvm_adaptive.models.rewrites.whole_tiles import Legalization
 def normalization_legalizations() -> dict[str, Legalization]:
     """Return legalizations for ``relax.transform.LegalizeOps``, for any target."""
     return {"relax.nn.group_norm": _group_norm, "relax.nn.instance_norm": _instance_norm}
+
+
+# One by one, a million equal numbers lose a hundredth of their sum, four thousand some 1e-4.
+_ADDED_AT_ONCE = 4096
+# Of a group's channels, beside the axes of the data.
+_MEMBER = -1
 
 
 def _group_norm(builder: Any, call: Any) -> Any | None:
@@ -64,18 +70,26 @@ def _normalized(
     n = tirx.const(float(n_members * math.prod(extents[axis] for axis in axes)), data.dtype)
     kept = [axis for axis in range(len(extents)) if axis not in axes]
 
+    # By axis; a channel's place is its group and its member of it.
+    sizes = {axis: n_groups if axis == channels else extents[axis] for axis in (*kept, *axes)}
+    sizes[_MEMBER] = n_members
+    stages = _stages({axis: sizes[axis] for axis in (*axes, _MEMBER)})
+
     def summed(name: str, value: Callable[[Any, Any], Any]) -> Any:
-        reductions = {axis: te.reduce_axis((0, extents[axis]), name="r") for axis in axes}
-        member = te.reduce_axis((0, n_members), name="member")
+        def first(places: Mapping[int, Any]) -> Any:
+            channel = places[channels] * n_members + places[_MEMBER]
+            whole = {**places, channels: channel}
+            at = tuple(whole[axis] for axis in range(len(extents)))
+            return value(at, tuple(places[axis] for axis in kept))
 
-        def element(*group: Any) -> Any:
-            places = dict(zip(kept, group, strict=True)) | reductions
-            places[channels] = places[channels] * n_members + member
-            at = tuple(places[axis] for axis in range(len(extents)))
-            return te.sum(value(at, group), axis=[*reductions.values(), member])
-
-        shape = [n_groups if axis == channels else extents[axis] for axis in kept]
-        return te.compute(shape, element, name=name)
+        read: Callable[[Mapping[int, Any]], Any] = first
+        left = list(sizes)
+        for number, stage in enumerate(stages, 1):
+            left = [axis for axis in left if axis not in stage]
+            is_last = number == len(stages)
+            sums = _sum_of(read, sizes, left, stage, name if is_last else f"{name}_{number}")
+            read = functools.partial(_element_of, sums, left)
+        return sums
 
     total = summed("total", lambda at, _: data[at])
 
@@ -90,3 +104,40 @@ def _normalized(
         return distance(at, group) / deviation * scale[at[channels]] + shift[at[channels]]
 
     return te.compute(extents, element, name="normalized")
+
+
+def _stages(sizes: Mapping[int, int]) -> list[list[int]]:
+    """Return which axes to sum over first, second and so on; few numbers, or one axis, in each.
+
+    The innermost axes are first, so that numbers side by side are added.
+    """
+    stages: list[list[int]] = [[]]
+    n = 1
+    for axis in [*sorted(set(sizes) - {_MEMBER}, reverse=True), _MEMBER]:
+        n *= sizes[axis]
+        if stages[-1] and n > _ADDED_AT_ONCE:
+            stages.append([])
+            n = sizes[axis]
+        stages[-1].append(axis)
+    return [[axis for axis in sizes if axis in stage] for stage in stages]
+
+
+def _sum_of(
+    read: Callable[[Mapping[int, Any]], Any],
+    sizes: Mapping[int, int],
+    left: Sequence[int],
+    summed: Sequence[int],
+    name: str,
+) -> Any:
+    """Return the sums of what is read over some axes, at each place on those that are left."""
+    reductions = {axis: te.reduce_axis((0, sizes[axis]), name="r") for axis in summed}
+
+    def element(*index: Any) -> Any:
+        places = dict(zip(left, index, strict=True)) | reductions
+        return te.sum(read(places), axis=list(reductions.values()))
+
+    return te.compute([sizes[axis] for axis in left], element, name=name)
+
+
+def _element_of(tensor: Any, axes: Sequence[int], places: Mapping[int, Any]) -> Any:
+    return tensor[tuple(places[axis] for axis in axes)]

@@ -12,6 +12,7 @@ import numpy as np
 from tvm_adaptive._tvm import module_key
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models import Network, compile_network, prepare, run_network
+from tvm_adaptive.models.frontend.peers import PEERS
 from tvm_adaptive.models.frontend.reader import LATE, FileFormat, ModelReader
 from tvm_adaptive.models.frontend.shapes import Shapes
 from tvm_adaptive.models.network import main_of
@@ -49,6 +50,7 @@ def check_file_format(
     AssertionError
         With the rule, and what the format did.
     """
+    check_peer(file_format, Path(path))
     reader = ModelReader()
     try:
         network = _read(reader, file_format, Path(path), shapes or {})
@@ -58,6 +60,17 @@ def check_file_format(
         check_original(network, seed)
     finally:
         reader.close()
+
+
+def check_peer(file_format: FileFormat, path: Path) -> None:
+    """Require that the framework that is timed beside the library is one that opens the file."""
+    name = file_format.peer
+    if not name:
+        return
+    assert name in PEERS, f"the peer must be one of {', '.join(PEERS)} but is {name!r}"
+    assert path.suffix in PEERS[name].open, (
+        f"the peer is {name}, but {PEERS[name].title} opens no {path.suffix} files"
+    )
 
 
 def check_inputs(network: Network) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from tvm_adaptive.errors import summary_line
 from tvm_adaptive.models import largest_difference
 from tvm_adaptive.models.frontend import (
-    OWN_PEERS,
+    FORMATS,
     PEERS,
     READER_ENV,
     open_peer,
@@ -20,6 +20,7 @@ from tvm_adaptive.models.frontend import (
     time_peer,
 )
 from tvm_adaptive.models.network import Original
+from tvm_adaptive.tuning.checks.library import LEAST_RUN_SEC
 from tvm_adaptive.tuning.outcome import PeerTiming
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.tuning.target import n_threads_of
@@ -106,8 +107,11 @@ class Rivals:
         turn_sec = min(_TURN_SEC, max(_LEAST_TURN_SEC, seconds / (_TURN_MARGIN * n_turns)))
         end_sec = budget.elapsed_sec + seconds
         tuned_secs: list[float] = []
+        longest_sec = 0.0
         while len(tuned_secs) < _ROUNDS and not budget.interrupted:
-            if tuned_secs and budget.elapsed_sec >= end_sec:
+            start_sec, least_sec = budget.elapsed_sec, max(LEAST_RUN_SEC, longest_sec)
+            # A framework that the end of the budget stops would lose its finished rounds.
+            if tuned_secs and (start_sec >= end_sec or budget.left_sec < least_sec):
                 break
             tuned_sec = time_tuned(turn_sec)
             if tuned_sec is None:
@@ -116,6 +120,7 @@ class Rivals:
             # Forwards and backwards: none always comes after the tuned library.
             for rival in self._running[:: -1 if len(tuned_secs) % 2 else 1]:
                 self._take_turn(rival, turn_sec)
+            longest_sec = max(longest_sec, budget.elapsed_sec - start_sec)
         if tuned_secs:
             self.timings = [self._timing(rival, outputs, tuned_secs) for rival in self._running]
         return tuned_secs
@@ -127,13 +132,13 @@ class Rivals:
         try:
             folder = self._stack.enter_context(ScratchFolder("peers", self._context.work_dir))
             path = self._original.file(folder)
+            own = FORMATS[path.suffix].peer
         except Exception as error:  # the framework's own, of any kind
             self._leave_out(self._original.framework, summary_line(error))
             return
-        own = OWN_PEERS[path.suffix]
         for name in dict.fromkeys([own, *peer_names(self._context.config.peers)]):
             framework = self._original.framework if name == own else PEERS[name].framework
-            if path.suffix not in PEERS[name].open:
+            if name not in PEERS or path.suffix not in PEERS[name].open:
                 self._leave_out(framework, f"it does not read {path.suffix} files")
             else:
                 self._start(name, framework, path)

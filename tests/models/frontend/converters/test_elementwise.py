@@ -183,3 +183,33 @@ def test_softplus_of_what_is_far_below_zero(run_graph):
     x = np.array([-87.0, -40.0, -20.0, -5.0, 0.0, 3.0, 50.0, 1e30, np.inf, -np.inf], "float32")
     (found,) = run_graph([make("Softplus", ["x"], ["y"])], {"x": x}, {})
     np.testing.assert_allclose(found, np.logaddexp(0.0, x.astype("float64")), rtol=2e-6)
+
+
+def test_what_is_no_number_does_not_equal_itself(run_graph):
+    x = np.array([np.nan, 1, -np.inf], "float32")
+    nodes = [
+        make("Equal", ["x", "x"], ["is_number"]),
+        make("Not", ["is_number"], ["is_none"]),
+        make("Where", ["is_none", "zero", "x"], ["y"]),
+        make("Identity", ["x"], ["alias"]),
+        make("Equal", ["x", "alias"], ["is_equal"]),
+    ]
+    y, is_equal = run_graph(nodes, {"x": x}, {"zero": np.float32(0)})
+    np.testing.assert_array_equal(y, [0, 1, -np.inf])
+    np.testing.assert_array_equal(is_equal, [False, True, True])
+
+
+def test_truth_values_are_compared(compare):
+    inputs = {"a": np.array([[True, False, True]]), "b": np.array([[True], [False]])}
+    nodes = [
+        make("Equal", ["a", "b"], ["equal"]),
+        make("Equal", ["yes", "a"], ["is_true"]),
+        make("Equal", ["n", "n"], ["always"]),
+    ]
+    compare(nodes, {**inputs, "n": np.array([1, 2])}, {"yes": np.array(True)})
+
+
+def test_area_tangents_of_small_numbers(run_graph):
+    x = np.array([1e-8, -1e-8, 1e-30, 0.0, 2e-3, -0.5, 0.999, -0.999], "float32")
+    (found,) = run_graph([make("Atanh", ["x"], ["y"])], {"x": x}, {})
+    np.testing.assert_allclose(found, np.arctanh(x.astype("float64")), rtol=2e-6)

@@ -22,6 +22,7 @@ from tvm_adaptive.models.frontend.converters.resize import convert_resize, conve
 OWN: dict[str, OnnxConverter] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), elementwise.convert_place_of_extreme),
     **dict.fromkeys(("Add", "Div", "Mul", "Sub"), elementwise.convert_arithmetic),
+    "Atanh": elementwise.convert_area_tangent,
     "Attention": convert_attention,
     "BatchNormalization": elementwise.refused("training_mode", 1),
     "Cast": elementwise.convert_cast,
@@ -40,6 +41,7 @@ OWN: dict[str, OnnxConverter] = {
         ("DynamicQuantizeMatMul", "MatMulIntegerToFloat"), quantization.convert_matmul_to_float
     ),
     **dict.fromkeys(("Elu", "Selu", "ThresholdedRelu"), elementwise.convert_bent),
+    "Equal": elementwise.convert_equal,
     "EyeLike": elementwise.convert_eye_like,
     "FusedConv": fused.convert_fused_conv,
     "FusedGemm": fused.convert_fused_gemm,

@@ -63,6 +63,22 @@ def convert_arithmetic(node: OnnxNode) -> Expr:
     return node.by_tvm(inputs=pair)
 
 
+def convert_equal(node: OnnxNode) -> Expr:
+    """Convert Equal: to TVM each number equals itself, and LLVM compares no truth values."""
+    first, second = node.inputs
+    are_tensors = all(hasattr(each.ty, "dtype") for each in node.inputs)
+    are_known = all(values.array_of(each) is not None for each in node.inputs)
+    if are_known or not are_tensors:  # numbers that numpy compares, or shapes
+        return node.by_tvm()
+    dtype = dtype_of(first)
+    if first.same_as(second) and "float" in dtype:
+        return relax.op.logical_not(relax.op.isnan(first))
+    if dtype == "bool":
+        pair = [cast(node.builder, each, "int32") for each in node.inputs]
+        return node.by_tvm(inputs=pair)
+    return node.by_tvm()
+
+
 def convert_of_many(node: OnnxNode) -> Expr:
     """Convert Sum, Mean, Max or Min, going from one input to the next.
 
@@ -167,18 +183,34 @@ def convert_swish(node: OnnxNode) -> Expr:
 def convert_softplus(node: OnnxNode) -> Expr:
     """Convert Softplus: max(x, 0) and the logarithm of 1 + exp(-|x|), exact where that is small.
 
-    TVM rounds the sum first: of x below -17 it returns 0. Kahan's correction (Higham, Accuracy
-    and Stability of Numerical Algorithms, 2002, problem 1.5).
+    TVM rounds the sum first: of x below -17 it returns 0.
+    """
+    op = relax.op
+    (x,) = node.inputs
+    power = op.exp(op.negative(op.abs(x)))
+    return op.add(op.maximum(x, constant(0.0, dtype_of(x))), _logarithm_of_one_more(node, power))
+
+
+def convert_area_tangent(node: OnnxNode) -> Expr:
+    """Convert Atanh: half the difference of two logarithms; TVM's is 0 of all small x."""
+    op = relax.op
+    (x,) = node.inputs
+    up, down = (_logarithm_of_one_more(node, each) for each in (x, op.negative(x)))
+    return op.multiply(op.subtract(up, down), constant(0.5, dtype_of(x)))
+
+
+def _logarithm_of_one_more(node: OnnxNode, x: Expr) -> Expr:
+    """Return the logarithm of 1 + x, exact where x is small; not of infinity.
+
+    Kahan's correction (Higham, Accuracy and Stability of Numerical Algorithms, 2002, problem 1.5).
     """
     op, emit = relax.op, node.builder.emit
-    (x,) = node.inputs
+    x = emit(x)
     zero, one = (constant(number, dtype_of(x)) for number in (0.0, 1.0))
-    power = emit(op.exp(op.negative(op.abs(x))))
-    raised = emit(op.add(power, one))
+    raised = emit(op.add(x, one))
     found = emit(op.subtract(raised, one))
-    logarithm = op.multiply(op.log(raised), op.divide(power, found))
-    logarithm = op.where(op.equal(found, zero), power, logarithm)
-    return op.add(op.maximum(x, zero), logarithm)
+    logarithm = op.multiply(op.log(raised), op.divide(x, found))
+    return emit(op.where(op.equal(found, zero), x, logarithm))
 
 
 def convert_one_hot(node: OnnxNode) -> Expr:
