@@ -126,6 +126,16 @@ def test_the_fastest_come_first_and_failures_never(url: str) -> None:
         assert store.best(task(2), 5) == []
 
 
+def test_failed_trials_count_and_those_of_elsewhere_do_not(url: str) -> None:
+    with RecordStore(url, HERE) as store:
+        store.add(task(), [trial(1.0), trial(None)])
+        store.add(task(), [dataclasses.replace(trial(2.0), environment=THERE)])
+        assert store.has_trials(task(), 2)
+        assert not store.has_trials(task(), 3)
+        assert store.at(None).has_trials(task(), 3)
+        assert not store.has_trials(task(1), 1)
+
+
 def test_only_the_wanted_ones_of_thousands_of_rows_are_read(tmp_path: Path) -> None:
     with RecordStore(tmp_path / "records.db") as store:
         store.add(task(), [trial(float(number)) for number in range(1, 600)])

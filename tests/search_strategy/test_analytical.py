@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tvm_adaptive.search_strategy.analytical import analytical_points, forecast_cycles
 from tvm_adaptive.search_strategy.knobs import OPEN, Choice, KnobSpace, Tile, Undrawn, slices_of
 from tvm_adaptive.search_strategy.tilings import Processor, Tilings, tilings_of
+from tvm_adaptive.search_strategy.windows import window_cycles
 
 AVX2 = Processor(lanes=8, n_registers=16, n_threads=2)
 UNROLL = Choice((0.25,) * 4)
@@ -76,6 +77,16 @@ def test_a_row_that_fills_only_a_part_of_its_register_is_taken_apart_too():
 def test_results_that_share_no_operand_load_one_each():
     shared, own = (cycles_of(columns=16, rows=6, shares_operands=each) for each in (True, False))
     assert own > 1.1 * shared  # 14 loads for 12 multiply-adds instead of 8
+
+
+@pytest.mark.parametrize("reads_windows", [False, True])
+def test_products_with_vectors_of_a_batch_are_no_windows(reads_windows):
+    # Twelve vectors of 64 numbers, each with a matrix of its own: as many reductions as rows.
+    spatial = np.array([[[2, 6, 1, 1], [1, 1, 1, 1], [1, 8, 1, 16]]])
+    tilings = Tilings(spatial, np.array([[[8, 8]]]), np.array([64]))
+    options = {"shares_operands": False, "reads_windows": reads_windows}
+    (cycles,) = forecast_cycles(tilings, AVX2, **options)
+    assert (cycles == window_cycles(tilings, AVX2)[0]) == reads_windows
 
 
 def test_matrices_of_a_batch_share_nothing():

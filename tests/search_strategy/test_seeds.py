@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from tests.journals import MemoryJournal
@@ -94,6 +95,22 @@ def test_a_known_task_begins_with_its_two_best_and_nothing_else(make, donor):
     assert not {key_of(candidate.sch) for candidate in second} & known
 
 
+@pytest.mark.parametrize("doubt", [{"is_here": False}, {"is_of_few": True}])
+def test_records_of_another_machine_or_few_trials_are_followed_by_what_suits_the_processor(
+    make, donor, transfer_pool, doubt
+):
+    records = [dataclasses.replace(each, **doubt) for each in donor.proposer.elite_records()]
+    transfer_pool.remember(donor.proposer.family, "gmm", records)  # before those of the fixture
+    journal = MemoryJournal()
+    later = make(0, journal)
+    python_side(later.strategy).limit_next_batch(4)
+    for _ in range(2):
+        later.round()
+    first, second = journal.of("round")
+    assert (first["n_seeded"], first["n_analytical"], first["reason"]) == (2, 0, "recalled")
+    assert second["n_analytical"] > 0
+
+
 @pytest.mark.slow
 def test_no_seed_is_measured_twice(make):
     first, second = make(0), make(2)
@@ -105,13 +122,28 @@ def test_no_seed_is_measured_twice(make):
         seen |= keys
 
 
-def test_seeds_that_lead_to_no_program_are_dropped(make, transfer_pool):
-    task = make(0)
-    knobs = task.proposer.candidates.space.sketches[0]
-    # Ones only: their product is no extent of this task's loops.
-    nonsense = tuple(1 for knob in knobs for _ in range(knob.width))
-    transfer_pool.tell(task.proposer.family, "other", [TransferRecord("0", knobs, nonsense, 1.0)])
-    assert len(task.round()) == 16
+def test_seeds_that_lead_to_no_program_are_dropped(make, transfer_pool, monkeypatch):
+    journal = MemoryJournal()
+    task = make(0, journal)
+    space, family = task.proposer.candidates.space, task.proposer.family
+    knobs = space.sketches[0]
+    ones = tuple(1 for knob in knobs for _ in range(knob.width))
+    transfer_pool.tell(family, "other", [TransferRecord("0", knobs, ones, 1.0)])
+    (seed,) = transfer_pool.ask(family, "gmm", space, np.random.default_rng(0))
+    sketches, asked = task.proposer.candidates.sketches, []
+    replay = sketches.replay
+
+    def without_it(points, rng):
+        asked.extend(points)
+        found = replay(points, rng)
+        pairs = zip(points, found, strict=True)
+        return [None if point == seed.point else program for point, program in pairs]
+
+    monkeypatch.setattr(sketches, "replay", without_it)
+    for _ in range(2):
+        assert len(task.round()) == 16
+    assert [event["n_seeded"] for event in journal.of("round")] == [0, 0]
+    assert asked.count(seed.point) == 1
 
 
 def test_a_seed_that_the_compiler_corrects_is_made_once_and_stays_a_seed(make, monkeypatch):

@@ -467,6 +467,8 @@ def test_a_broken_round_costs_the_round_and_five_end_the_task(make_task):
         ({"proposer": "oracle"}, "proposer must be one of surrogate, evolution but got 'oracle'"),
         ({"diversity": "much"}, "diversity must be one of none, knobs, medoids but got 'much'"),
         ({"epsilon": -1.0}, "epsilon must be in"),
+        ({"genetic_mutate_prob": 1.5}, r"genetic_mutate_prob must be in \[0, 1\] but got 1.5"),
+        ({"genetic_max_fail_count": -1}, "genetic_max_fail_count must be at least 0 but got -1"),
     ],
 )
 def test_options_out_of_range_are_refused(options, text):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -172,6 +173,38 @@ def test_what_a_new_task_found_is_for_its_equals_only(rng: np.random.Generator) 
     assert len(pool.ask("matmul", "b", KnobSpace([LARGE]), rng)) == 1
 
 
+def test_the_best_of_a_few_trials_of_an_earlier_run_is_for_equals_only(
+    rng: np.random.Generator,
+) -> None:
+    pool, later = TransferPool(), (8, 1, *GOOD[2:])
+    small, large = KnobSpace([SMALL]), KnobSpace([LARGE])
+    pool.remember("matmul", "a", [dataclasses.replace(finding(), is_of_few=True)])
+    assert pool.ask("matmul", "b", large, rng) == []
+    (equal,) = pool.ask("matmul", "b", small, rng)
+    (own,) = pool.ask("matmul", "a", small, rng)
+    assert (equal.point.vector, own.point.vector) == (GOOD, GOOD)
+    assert (equal.is_of_equal_task, own.is_own, own.is_of_few) == (True, True, True)
+    # Also after the first few trials of this run; after more, they take its place.
+    pool.tell("matmul", "a", [finding()], is_new=True)
+    assert pool.ask("matmul", "b", large, rng) == []
+    pool.tell("matmul", "a", [finding(1.0, later)])
+    assert len(pool.ask("matmul", "b", large, rng)) == 1
+    (seed,) = pool.ask("matmul", "b", small, rng)
+    assert seed.point.vector == later
+
+
+def test_what_others_found_for_a_task_of_few_trials_stays_for_all(
+    rng: np.random.Generator,
+) -> None:
+    pool, there = TransferPool(), (8, 1, *GOOD[2:])
+    pool.remember("matmul", "a", [dataclasses.replace(finding(9.0, there), is_here=False)])
+    pool.remember("matmul", "a", [dataclasses.replace(finding(), is_of_few=True)])
+    (seed,) = pool.ask("matmul", "b", KnobSpace([LARGE]), rng)
+    assert seed.point == fit(finding(9.0, there), KnobSpace([LARGE]), rng)
+    seeds = pool.ask("matmul", "b", KnobSpace([SMALL]), rng)
+    assert {seed.point.vector for seed in seeds} == {GOOD, there}
+
+
 def test_new_relatives_come_in_the_order_in_which_they_were_found(
     rng: np.random.Generator,
 ) -> None:
@@ -210,6 +243,13 @@ def test_hints_come_after_records_of_this_machine_that_are_as_near(
     pool.tell("family", "now", [finding(3.0)])
     seeds = pool.ask("family", "mine", KnobSpace([SMALL]), rng)
     assert [seed.point.vector for seed in seeds] == [earlier, GOOD, hinted]
+
+
+def test_a_hint_of_few_trials_is_for_equal_tasks_only(rng: np.random.Generator) -> None:
+    pool = TransferPool()
+    pool.hint("matmul", "a", [dataclasses.replace(finding(), is_of_few=True)])
+    assert pool.ask("matmul", "b", KnobSpace([LARGE]), rng) == []
+    assert len(pool.ask("matmul", "b", KnobSpace([SMALL]), rng)) == 1
 
 
 def test_a_hint_for_the_same_task_is_first_but_not_its_own(rng: np.random.Generator) -> None:

@@ -91,7 +91,8 @@ def test_which_loops_are_windows(spatial, reduction, expected):
     reduced = np.array([[(n, 1) for n in reduction]], dtype=np.int64).reshape(1, -1, 2)
     found = Tilings(parts, reduced, np.array([64]))
     assert has_windows(found) == expected
-    assert np.isfinite(forecast_cycles(found, AVX512, shares_operands=False)).all()
+    options = {"shares_operands": False, "reads_windows": True}
+    assert np.isfinite(forecast_cycles(found, AVX512, **options)).all()
 
 
 # Microseconds on two cores of an Emerald Rapids, padding computed in place: heights, widths,

@@ -179,6 +179,56 @@ def test_a_relative_brings_seeds_and_samples(
     assert all(seed.is_of_equal_task and not seed.is_own for seed in seeds)
 
 
+@pytest.mark.parametrize(("n_trials", "is_told"), [(15, False), (16, True)])
+def test_the_best_of_a_few_trials_is_for_tasks_of_the_same_extents_only(
+    *,
+    store: RecordStore,
+    mod: IRModule,
+    target: Target,
+    context: Any,
+    rng: np.random.Generator,
+    n_trials: int,
+    is_told: bool,
+) -> None:
+    task = task_of(mod, target, "then")
+    kept = trials(mod, target, [1e-3, None, *[2e-3] * (n_trials - 2)])
+    # Of this very run, such as of an attempt that was interrupted, or of any other one.
+    mine = [dataclasses.replace(each, run="mine") for each in kept]
+    store.add(dataclasses.replace(task, workload_key="0" * 16), mine)
+    pool = TransferPool()
+    find_prior_trials(store, [context], pool, None, without={"mine"})
+    equal = space_of(kept[0])
+    ((tile,),) = equal.sketches
+    assert isinstance(tile, Tile)
+    larger = KnobSpace([(dataclasses.replace(tile, extent=2 * tile.extent),)], equal.names)
+    assert pool.ask(task.family, "mine", equal, rng)
+    assert bool(pool.ask(task.family, "mine", larger, rng)) == is_told
+
+
+@pytest.mark.parametrize(("run", "n_known", "n_related"), [("mine", 0, 0), ("other", 1, 1)])
+def test_what_only_this_run_has_tuned_is_not_known_before(
+    *,
+    store: RecordStore,
+    mod: IRModule,
+    target: Target,
+    context: Any,
+    run: str,
+    n_known: int,
+    n_related: int,
+) -> None:
+    larger: Any = SimpleNamespace(mod=te_workload("GMM", 1), target=target, task_name="larger")
+    task, (kept,) = task_of(mod, target, "then"), trials(mod, target, [1e-3])
+    store.add(task, [dataclasses.replace(kept, run=run)])
+    store.add_finals(task, [dataclasses.replace(kept, run=f"{run}.2")])
+    found = find_prior_trials(store, [context, larger], TransferPool(), None, without={"mine"})
+    assert (found.n_known, found.n_related) == (n_known, n_related)
+    # A proof is one, whoever has made it, also without a trial.
+    store.prune(0)
+    found = find_prior_trials(store, [context, larger], TransferPool(), None, without={"mine"})
+    assert (found.n_known, found.n_related) == (n_known, n_related)
+    assert found.tasks["mine"].is_proven
+
+
 def test_another_target_brings_seeds_only(
     store: RecordStore, mod: IRModule, target: Target, context: Any, rng: np.random.Generator
 ) -> None:

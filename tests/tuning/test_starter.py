@@ -30,6 +30,7 @@ from tvm_adaptive.database.starter_file import (
     read_starter,
     write_starter,
 )
+from tvm_adaptive.measure_callback.history import History, TaskHistory
 from tvm_adaptive.search_strategy.knobs import KnobSpace
 from tvm_adaptive.search_strategy.transfer import Seed, TransferPool, transfer_record_of
 from tvm_adaptive.tuning import starter, warm_start
@@ -289,6 +290,26 @@ def test_no_task_begins_with_records_that_its_search_does_not_take(
     assert [(each["n_tasks"], each["n_samples"]) for each in journal.of("starter")] == (
         [] if note is None else [(0, 3)]
     )
+
+
+def test_a_task_that_has_trials_does_not_begin_with_starter_records(
+    tmp_path: Path, context: Any, monkeypatch: pytest.MonkeyPatch, *, make_session: Any
+) -> None:
+    task = starter_task(context.mod, "0" * 16)
+    path = write(tmp_path / "starter", [task])
+    monkeypatch.setattr(warm_start, "starter_file_of", lambda _: StarterFile(path, True))
+    monkeypatch.setattr(warm_start, "model_hooks", lambda model: model)
+    history = History(tasks={"mine": TaskHistory(name="mine")})
+    history.tasks["mine"].add_latencies([1.0])
+    observer, pool = Notes(), TransferPool()
+    session = make_session(observer=observer, history=history)
+    parts: Any = SimpleNamespace(cost_model=None, transfer_pool=pool)
+    other = SimpleNamespace(mod=context.mod, target=AVX2, task_name="other")
+    warm_start._start(session, [context, other], parts)
+    assert observer.notes == ["1 of 2 tasks begin with starter records (avx2-2)"]
+    warm_start._start(session, [context], parts)
+    assert len(observer.notes) == 1
+    assert seeds_of(pool, context.mod, task)
 
 
 def test_the_packages_own_files_are_valid_and_small() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.database.conftest import make_record
 from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
-from tvm_adaptive._tvm import copy_record, te_workload, workload_key
+from tvm_adaptive._tvm import copy_record, json_database, te_workload, workload_key
 from tvm_adaptive.database.location import RUN_STORE, displayed, url_of
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.run_database import RunDatabase
@@ -314,3 +314,53 @@ def test_what_other_runs_did_since_a_run_began_a_task_is_no_history_of_its_own(
     prior = scheduler.prior["main"]
     assert prior.is_proven
     assert prior.latencies_ms == pytest.approx([1.0, 2.0, 3.0][:n_left])
+
+
+@pytest.mark.parametrize(("run_id", "is_known"), [("mine", False), ("other", True)])
+def test_what_this_run_has_measured_is_not_said_to_be_tuned_before(
+    tmp_path: Path,
+    make_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    run_id: str,
+    is_known: bool,
+) -> None:
+    mod, observer, history = te_workload("GMM"), Notes(), History(run_ids={"mine"})
+    for hooks in ("model_hooks", "scheduler_hooks"):  # as of stock parts
+        monkeypatch.setattr(warm_start, hooks, lambda _part: None)
+    parts: Any = SimpleNamespace(cost_model=None, transfer_pool=TransferPool(), task_scheduler=None)
+    with RecordStore(tmp_path / "records.db") as store:
+        session = make_session(store=store, history=history, observer=observer)
+        context: Any = SimpleNamespace(task_name="main", mod=mod, target=session.target)
+        trial = trial_of(make_record(mod, session.target, 1e-3))
+        store.add(task_of(mod, session.target, "main"), [dataclasses.replace(trial, run=run_id)])
+        warm_start._warm_start(session, store, [context], parts)
+    note = f"1 of 1 tasks were tuned before, 0 more have related tasks in {store.name}"
+    assert observer.notes == ([note] if is_known else [])
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_only_tasks_without_trials_measure_again_what_was_set_aside(
+    tmp_path: Path, make_session: Any, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
+) -> None:
+    mod, observer, journal = te_workload("GMM"), Notes(), MemoryJournal()
+    history = History(tasks={"main": TaskHistory(name="main")})
+    if has_begun:
+        history.tasks["main"].add_latencies([1.0, 2.0])
+    monkeypatch.setattr(warm_start, "model_hooks", lambda _part: None)
+    session = make_session(
+        DEFAULT.replace(starter=False), history=history, observer=observer, journal=journal
+    )
+    folder = tmp_path / "other-machine-1"
+    folder.mkdir()
+    copy_record(make_record(mod, session.target, 1e-3), json_database(folder))
+    contexts: Any = [SimpleNamespace(task_name="main", mod=mod, target=session.target)]
+    pool = TransferPool()
+    parts: Any = SimpleNamespace(cost_model=None, transfer_pool=pool)
+    with warm_start.warm_started(session, contexts, parts, RunDatabase(tmp_path)):
+        pass
+    assert [list(tasks) for tasks in pool._before.values()] == [["main"]]
+    assert observer.notes == (
+        [] if has_begun else ["the best records of 1 tasks are measured again"]
+    )
+    assert [event["tasks"] for event in journal.of("hinted")] == ([] if has_begun else [["main"]])

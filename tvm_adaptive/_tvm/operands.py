@@ -28,6 +28,23 @@ def shares_operands(mod: IRModule) -> bool:
     return not any(_has_own_elements(each, axes) for each in operands_of(block))
 
 
+def reads_windows(mod: IRModule) -> bool:
+    """Say whether results read windows of an operand, as in convolutions and pooling.
+
+    Then an index of it depends on an axis of the results and on one of their sums. In a product
+    with a vector none does.
+    """
+    block = s_tir.analysis.find_anchor_sblock(mod)
+    if block is None:
+        return False
+    long = [each for each in block.iter_vars if getattr(each.dom.extent, "value", 0) != 1]
+    spatial = [each.var for each in long if each.iter_type == each.DataPar]
+    reduced = [each.var for each in long if each.iter_type == each.CommReduce]
+    indices = [index for operand in operands_of(block) for index in operand.region]
+    found = [stepped_in(index.min) for index in indices]
+    return any(_has_any(each, spatial) and _has_any(each, reduced) for each in found)
+
+
 def batch_axes(mod: IRModule) -> list[bool]:
     """Say of each spatial axis of the heaviest block whether all of its operands depend on it.
 
@@ -66,6 +83,11 @@ def variables_of(region: Any) -> list[Any]:
 def has_all(variables: Sequence[Any], axes: Sequence[Any]) -> bool:
     """Say whether all axes are among some variables."""
     return all(any(axis.same_as(variable) for variable in variables) for axis in axes)
+
+
+def _has_any(variables: Sequence[Any], axes: Sequence[Any]) -> bool:
+    """Say whether some axis is among some variables."""
+    return any(has_all(variables, [axis]) for axis in axes)
 
 
 def _has_own_elements(region: Any, axes: Sequence[Any]) -> bool:

@@ -157,6 +157,13 @@ class RecordStore:
         # However many there are: whoever asks for all of them needs each.
         return self._read(trials, query.order_by(trials.c.id), limit_sec=LONG_ANSWER_TIMEOUT_SEC)
 
+    def has_trials(self, task: StoredTask, n: int) -> bool:
+        """Return whether a task has at least ``n`` trials, failed ones included."""
+        trials = schema.trials
+        query = tables.ids_of(trials, task).where(*tables.is_from(trials, self.environment))
+        with self._reading() as connection:
+            return len(connection.scalars(query.limit(n)).all()) >= n
+
     def seconds(self, task: StoredTask, *, without: Collection[str] = ()) -> list[float]:
         """Return the seconds of each trial of a task in the order measured; NaN for a failure.
 

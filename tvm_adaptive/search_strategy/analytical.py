@@ -104,6 +104,7 @@ def analytical_points(
     rng: np.random.Generator,
     *,
     shares_operands: bool = True,
+    reads_windows: bool = False,
     is_batch: Sequence[bool] = (),
     is_fused: Sequence[bool] = (),
 ) -> list[Point]:
@@ -118,7 +119,9 @@ def analytical_points(
     def forecast(knobs: Sequence[Knob], vectors: IntArray) -> tuple[FloatArray, IntArray]:
         tilings = tilings_of(knobs, vectors, is_batch)
         assert tilings is not None  # other sketches are not forecast
-        cycles = forecast_cycles(tilings, processor, shares_operands=shares_operands)
+        cycles = forecast_cycles(
+            tilings, processor, shares_operands=shares_operands, reads_windows=reads_windows
+        )
         return cycles, tilings.inner
 
     queues: list[tuple[bool, float, int, list[Point]]] = []
@@ -162,14 +165,19 @@ def _most_promising(
 
 
 def forecast_cycles(
-    tilings: Tilings, processor: Processor, *, shares_operands: bool = True
+    tilings: Tilings,
+    processor: Processor,
+    *,
+    shares_operands: bool = True,
+    reads_windows: bool = False,
 ) -> FloatArray:
     """Return the cycles of each tiling on each of the threads, of shape (n,), lower is better.
 
     With ``shares_operands``, results in a row or column of a tile share an operand, as in
     products of matrices; without, each has one of its own, as in depthwise convolutions.
+    ``reads_windows`` says whether these are windows; a product with a vector has none.
     """
-    if not shares_operands and has_windows(tilings):
+    if reads_windows and not shares_operands and has_windows(tilings):
         factor = _uneven_factor(tilings.columns, processor.lanes, shares_operands)
         return np.asarray(window_cycles(tilings, processor) * factor)
     columns, depth, copies = tilings.columns, tilings.depth, tilings.copies

@@ -19,6 +19,8 @@ _LEAST = {
     "n_analytical": 0,
     "n_plans": 1,
     "max_fail_count": 1,
+    # It tries once more than that: without a try there is no schedule.
+    "genetic_max_fail_count": 0,
 }
 _OF_EVOLUTION = (
     "population_size",
@@ -56,7 +58,9 @@ class SearchOptions:
     max_fail_count : int, default 5
         Rounds of sampling in a row without a valid schedule before it gives up.
     genetic_mutate_prob : float, default 0.85
+        Probability that a schedule of the next generation is a variation, in [0, 1].
     genetic_max_fail_count : int, default 10
+        Further tries to find a valid variation, after which a schedule stays as it is.
     epsilon : float or None, default None
         Fixed share of random candidates in [0, 1]; None lets the posterior decide.
     n_initial : int, default 16
@@ -107,6 +111,7 @@ class SearchOptions:
         for name, choices in _CHOICES.items():
             check_choices(name, getattr(self, name), choices)
         check_share("init_measured_ratio", self.init_measured_ratio, "[0, 1]")
+        check_share("genetic_mutate_prob", self.genetic_mutate_prob, "[0, 1]")
 
     def of_evolution(self) -> dict[str, Any]:
         """Return the options of MetaSchedule's own evolutionary search."""

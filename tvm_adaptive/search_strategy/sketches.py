@@ -21,7 +21,7 @@ from tvm_adaptive._tvm import (
     bytes_of,
     is_gpu,
 )
-from tvm_adaptive._tvm.operands import batch_axes, shares_operands
+from tvm_adaptive._tvm.operands import batch_axes, reads_windows, shares_operands
 from tvm_adaptive._tvm.tensor_functions import weights_of
 from tvm_adaptive._tvm.vector_unit import vector_unit_of
 from tvm_adaptive.models.prefetch import hinted_schedules
@@ -85,6 +85,7 @@ class Sketches:
             n,
             rng,
             shares_operands=is_shared,
+            reads_windows=reads_windows(mod),
             is_batch=batch_axes(mod) if is_shared else (),
             is_fused=self._is_fused,
         )

@@ -38,7 +38,13 @@ from tvm_adaptive.search_strategy.surrogate_search import (
     neighbours,
     within,
 )
-from tvm_adaptive.search_strategy.transfer import KEPT_PER_TASK, TransferPool, TransferRecord
+from tvm_adaptive.search_strategy.transfer import (
+    KEPT_PER_TASK,
+    MIN_TO_TELL,
+    Seed,
+    TransferPool,
+    TransferRecord,
+)
 from tvm_adaptive.values.improvement import expected_improvement
 from tvm_adaptive.values.trial import Prediction, Promise
 from tvm_adaptive.values.trial_log import TrialLog
@@ -47,9 +53,6 @@ logger = logging.getLogger(__name__)
 
 # Measured candidates that the search starts from, beside the best of the pool.
 N_ELITES = 16
-# The best of fewer trials is chance: of four random ones, given to all of ResNet-18's
-# convolutions, they began at 59 ms instead of 36.
-MIN_TO_TELL = 16
 # Seeds whose programs a round makes, some 10 ms each.
 SEEDS_PER_ROUND = 8
 # One of so many of a task's first candidates is a seed, if there is one.
@@ -108,10 +111,7 @@ class SurrogateProposer(Proposer):
                 self._add_elite(seconds, point)
         self._share_elites()
         if 0 < len(self.excluded) < self.options.n_initial:  # an earlier attempt began with some
-            try:
-                self._points_left = self._promising()
-            except Exception:  # they are a help, and no condition
-                logger.exception("%s: no candidates for the processor", self.context.task_name)
+            self._keep_drafts()
 
     def end(self) -> None:
         """Release all programs."""
@@ -230,8 +230,12 @@ class SurrogateProposer(Proposer):
 
     def _recalled(self, n: int) -> list[Schedule]:
         # Seeds of other tasks are not needed here, and each would cost a program.
-        self._add_seeds(n_own=n)
-        return self._first_seeds(n)
+        seeds = self._add_seeds(n_own=n)
+        recalled = self._first_seeds(n)
+        # Those of another machine, or of a few trials, may be worse than what suits this one.
+        if recalled and not any(each.is_of_equal_task and not each.is_of_few for each in seeds):
+            self._keep_drafts()
+        return recalled
 
     def _seeded(self, n: int) -> list[Schedule]:
         # At most half: what is good for a task of the family may mislead.
@@ -269,6 +273,13 @@ class SurrogateProposer(Proposer):
         if reads_with_gaps(self.context.mod):
             n_drafts = min(n_drafts, _DRAFTS_WITH_GAPS)
         return self.candidates.sketches.promising(processor, n_drafts, self.rng)
+
+    def _keep_drafts(self) -> None:
+        """Keep what suits the processor for later batches."""
+        try:
+            self._points_left = self._promising()
+        except Exception:  # they are a help, and no condition
+            logger.exception("%s: no candidates for the processor", self.context.task_name)
 
     def _drafted(self, n: int) -> list[int]:
         """Add what suits the processor until ``n`` have a program; return places in the pool."""
@@ -339,8 +350,8 @@ class SurrogateProposer(Proposer):
         self.candidates.add(neighbours(pool, space, centres, NEAR_RATIO * n, self.rng))
         return self.candidates.best(within(pool, space, centres, RADIUS), n)
 
-    def _add_seeds(self, n_own: int | None = None) -> None:
-        """Add the family's new records to the pool as seeds; ``n_own`` only of this very task."""
+    def _add_seeds(self, n_own: int | None = None) -> list[Seed]:
+        """Add new records of the family, ``n_own`` only of this task, to the pool; return all."""
         pool, name = self.candidates.pool, str(self.context.task_name)
         seeds = self.transfer_pool.ask(self.family, name, self.candidates.space, self.rng)
         if n_own is not None:
@@ -354,6 +365,7 @@ class SurrogateProposer(Proposer):
         # Different decisions may lead to the same program.
         found = dict.fromkeys(keys.get(each) for each in points)
         self._seeds = [key for key in found if key is not None]
+        return seeds
 
     def _exclude(self, keys: set[int]) -> None:
         super()._exclude(keys)

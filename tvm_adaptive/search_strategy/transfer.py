@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,9 @@ from tvm_adaptive.values.trace_json import choices_of
 
 # Records of one task that others may use: its neighbours add little to the best.
 KEPT_PER_TASK = 4
+# The best of fewer trials is chance: of four random ones, given to all of ResNet-18's
+# convolutions, they began at 59 ms instead of 36.
+MIN_TO_TELL = 16
 # TVM's extents have 32 bits in most programs, and no loop runs longer.
 _MOST_EXTENT = 2**31 - 1
 
@@ -47,6 +50,7 @@ class TransferRecord:
     vector: Vector  # the decisions
     seconds: float  # of one run, lower is better
     is_here: bool = True  # whether this machine has measured it
+    is_of_few: bool = False  # whether it is the best of fewer than ``MIN_TO_TELL`` trials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Seed:
     point: Point
     is_own: bool = False  # whether the record is of this very task, by an earlier run
     is_of_equal_task: bool = False  # whether it is of this or an equal task, on this machine
+    is_of_few: bool = False  # whether the record is the best of a few trials
 
 
 class TransferPool:
@@ -65,7 +70,6 @@ class TransferPool:
         self._now: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
         self._before: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
         self._hints: dict[str, dict[str, tuple[TransferRecord, ...]]] = {}
-        self._new: set[tuple[str, str]] = set()  # family and task
 
     def tell(
         self, family: str, task: str, records: Sequence[TransferRecord], *, is_new: bool = False
@@ -75,11 +79,14 @@ class TransferPool:
         Equals have the same extents and another epilogue. For other relatives, the best of a
         few trials is chance.
         """
-        self._now.setdefault(family, {})[task] = tuple(records[:KEPT_PER_TASK])
-        (self._new.add if is_new else self._new.discard)((family, task))
+        told = [dataclasses.replace(each, is_of_few=is_new) for each in records[:KEPT_PER_TASK]]
+        self._now.setdefault(family, {})[task] = tuple(told)
 
     def remember(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
-        """Add a task's records of an earlier run, whose times do not compare with this one's."""
+        """Add a task's records of an earlier run, whose times do not compare with this one's.
+
+        Those of a few trials are for the task and its equals only.
+        """
         known = self._before.setdefault(family, {})
         known[task] = (*records[:KEPT_PER_TASK], *known.get(task, ()))
 
@@ -96,16 +103,20 @@ class TransferPool:
         for record, is_own in own:
             point = fit(record, space, rng)
             if point is not None:
-                seeds.setdefault(point, Seed(point, is_own, is_own and record.is_here))
+                is_own_here = is_own and record.is_here
+                seeds.setdefault(point, Seed(point, is_own, is_own_here, record.is_of_few))
         now = self._now.get(family, {})
+        told = _those(now, is_of_few=False)
+        settled = {**_those(before, is_of_few=False), **told}
         # In the order of arrival, which does not change from process to process as hashes do.
-        new = [name for name in now if (family, name) in self._new and name not in before]
-        settled = {name: now[name] for name in now if (family, name) not in self._new}
-        here = {**before, **settled}
-        groups = [(here, True, False), ({name: now[name] for name in new}, True, True)]
+        new = {**_those(before, is_of_few=True), **_those(now, is_of_few=True)}
+        new = {name: records for name, records in new.items() if name not in told}
+        sure, few = (_those(hints, is_of_few=each) for each in (False, True))
+        groups = [(settled, True, False), (new, True, True), (sure, False, False)]
+        groups.append((few, False, True))
         relatives = [
             _Relative(_extent_distance(records[0], space), is_here, is_new, records)
-            for group, is_here, is_new in [*groups, (hints, False, False)]
+            for group, is_here, is_new in groups
             for name, records in group.items()
             if records and name != task
         ]
@@ -117,7 +128,8 @@ class TransferPool:
                 point = None if record is None else fit(record, space, rng)
                 if point is not None:
                     is_equal = relative.is_equal and record.is_here
-                    seeds.setdefault(point, Seed(point, is_of_equal_task=is_equal))
+                    seed = Seed(point, is_of_equal_task=is_equal, is_of_few=record.is_of_few)
+                    seeds.setdefault(point, seed)
         return list(seeds.values())
 
 
@@ -127,7 +139,7 @@ class _Relative:
 
     distance: float  # of its extents
     is_here: bool  # measured on this machine
-    is_new: bool  # by a few trials of this run
+    is_new: bool  # the best of a few trials
     records: tuple[TransferRecord, ...]
 
     @property
@@ -136,7 +148,18 @@ class _Relative:
 
     @property
     def is_useful(self) -> bool:
-        return math.isfinite(self.distance) and (self.is_equal or not self.is_new)
+        return math.isfinite(self.distance) and (self.distance == 0.0 or not self.is_new)
+
+
+def _those(
+    tasks: Mapping[str, Sequence[TransferRecord]], *, is_of_few: bool
+) -> dict[str, tuple[TransferRecord, ...]]:
+    """Return the records of tasks that are, or are not, the best of a few trials."""
+    found = {
+        name: tuple(each for each in records if each.is_of_few == is_of_few)
+        for name, records in tasks.items()
+    }
+    return {name: records for name, records in found.items() if records}
 
 
 def transfer_record_of(record: Any, seconds: float) -> TransferRecord | None:

@@ -11,8 +11,9 @@ another environment  measured first, as they are    no: other machines differ
 
 An environment is a device with a version of TVM (:mod:`tvm_adaptive.workers.environment`);
 an unknown one counts as another. The seeds are the winners of play-offs and the fastest
-candidates that were in none; disqualified ones are left out. Every seed is measured again:
-machines are noisy, and compilers change.
+candidates that were in none; disqualified ones are left out. The best of a few trials is for
+tasks of the same extents only. Every seed is measured again: machines are noisy, and compilers
+change.
 """
 
 from __future__ import annotations
@@ -31,9 +32,17 @@ from tvm_adaptive.cost_model.dataset import CAPACITY, Dataset
 from tvm_adaptive.database.metaschedule import task_of
 from tvm_adaptive.database.records import Features, Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import candidate_key, checked, disqualified, sound, trusted
+from tvm_adaptive.database.verdicts import (
+    SECOND_DECISION,
+    candidate_key,
+    checked,
+    disqualified,
+    sound,
+    trusted,
+)
 from tvm_adaptive.search_strategy.transfer import (
     KEPT_PER_TASK,
+    MIN_TO_TELL,
     TransferPool,
     TransferRecord,
     transfer_record_of,
@@ -56,7 +65,7 @@ _MAX_RELATED = 64
 class WarmStart:
     """Counts of what a store holds for a run, and its tasks' prior trials."""
 
-    n_known: int = 0  # tasks that were tuned before on this target
+    n_known: int = 0  # tasks that other runs have tuned on this target
     n_related: int = 0  # other tasks with related tasks in the store
     n_samples: int = 0  # samples for the model
     tasks: Mapping[str, PriorTrials] = dataclasses.field(default_factory=dict)  # by name
@@ -74,8 +83,8 @@ def find_prior_trials(
 ) -> WarmStart:
     """Give a store's prior trials to the transfer pool and the model, and return them.
 
-    Trials of the runs ``without`` do not count. ``n_prior`` limits the history of a task, by its
-    name, to that many of its oldest trials.
+    Trials of the runs ``without`` are seeds and count for nothing else. ``n_prior`` limits the
+    history of a task, by its name, to that many of its oldest trials.
     """
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
     names = {task.identity: task.name for task in tasks}
@@ -111,8 +120,9 @@ def find_prior_trials(
         is_proven = bool(checked(finals))
         if seconds or is_proven:
             prior[task.name] = PriorTrials(tuple(sec * 1e3 for sec in seconds), is_proven)
-    n_known = sum(identity in names for identity in known)
-    families = {task.family for task in known.values()}
+    others = [task for task in known.values() if _is_of_others(store, task, without)]
+    n_known = sum(task.identity in names for task in others)
+    families = {task.family for task in others}
     n_related = sum(task.family in families for task in tasks) - n_known
     return WarmStart(n_known, n_related, len(samples), prior, store.n_left_out)
 
@@ -120,7 +130,10 @@ def find_prior_trials(
 def _transfer_records(
     store: RecordStore, task: StoredTask
 ) -> tuple[list[TransferRecord], list[TransferRecord]]:
-    """Return a task's records of the store's environment, and those of others."""
+    """Return a task's records of the store's environment, and those of others.
+
+    How many trials others had is not known: an export holds the best of them alone.
+    """
     here: list[TransferRecord] = []
     elsewhere: list[TransferRecord] = []
     for trial in trusted(store, task, KEPT_PER_TASK):
@@ -130,7 +143,20 @@ def _transfer_records(
             is_here = store.environment in (None, trial.environment)
             record = dataclasses.replace(record, is_here=is_here)
             (here if is_here else elsewhere).append(record)
+    if here and not store.has_trials(task, MIN_TO_TELL):
+        here = [dataclasses.replace(each, is_of_few=True) for each in here]
     return here, elsewhere
+
+
+def _is_of_others(store: RecordStore, task: StoredTask, without: Collection[str]) -> bool:
+    """Say whether a task has times or verdicts of other runs than those ``without``."""
+    if not without:
+        return True
+    anywhere = store.at(None)
+    if anywhere.best(task, 1, without=without):
+        return True
+    runs = {each.run.removesuffix(SECOND_DECISION) for each in anywhere.finals(task)}
+    return not runs <= set(without)
 
 
 def _relevant(store: RecordStore, family: str, tasks: Sequence[StoredTask]) -> list[StoredTask]:

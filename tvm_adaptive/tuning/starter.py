@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,7 @@ class StarterStart:
     """Counts of what starter records gave to a run."""
 
     file: str
-    n_tasks: int  # of the run, whose searches begin with records of relatives
+    n_tasks: int  # of the run, whose searches begin now with records of relatives
     n_related: int  # tasks of the file that are their relatives
     n_samples: int  # for the model
 
@@ -88,10 +88,13 @@ def start_from(
     contexts: Sequence[TuneContext],
     transfer_pool: TransferPool | None,
     model: ModelHooks | None,
+    *,
+    begun: Collection[str] = (),
 ) -> StarterStart | None:
     """Give starter records to the transfer pool and the model.
 
-    None without either of them, and for an unreadable file.
+    None without either of them, and for an unreadable file. Tasks that have ``begun``, by their
+    names, are not counted.
     """
     if transfer_pool is None and model is None:
         return None
@@ -109,7 +112,10 @@ def start_from(
     n_tasks = 0
     if transfer_pool is not None:
         known = {without_operand(task.family) for task in tasks}
-        n_tasks = sum(without_operand(anchor) in known for anchor in anchors)
+        n_tasks = sum(
+            without_operand(anchor) in known and str(each.task_name) not in begun
+            for each, anchor in zip(contexts, anchors, strict=True)
+        )
         for task in tasks:
             found = [transfer_record_of([trace], seconds) for trace, seconds in task.records]
             # None for a record that this version cannot read.

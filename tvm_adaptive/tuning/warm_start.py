@@ -81,9 +81,10 @@ def warm_started(
             _restore(session, own, contexts, model)
         if parts.transfer_pool is not None:
             seeded = seed_from_set_aside(session.work_dir, contexts, parts.transfer_pool)
-            if seeded:
-                session.journal.write("hinted", tasks=seeded)
-                session.observer.note(f"the best records of {len(seeded)} tasks are measured again")
+            begun = _begun(session)
+            if first := [name for name in seeded if name not in begun]:
+                session.journal.write("hinted", tasks=first)
+                session.observer.note(f"the best records of {len(first)} tasks are measured again")
         if shared is not None:
             _warm_start(session, shared, contexts, parts)
         if session.config.starter and session.config.store != NO_STORE:
@@ -370,7 +371,8 @@ def _start(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> N
     file = starter_file_of(session.target)
     if file is None:
         return
-    start = start_from(file, contexts, parts.transfer_pool, model_hooks(parts.cost_model))
+    model = model_hooks(parts.cost_model)
+    start = start_from(file, contexts, parts.transfer_pool, model, begun=_begun(session))
     if start is None or not (start.n_tasks or start.n_samples):
         return
     session.journal.write("starter", **dataclasses.asdict(start))
@@ -378,6 +380,11 @@ def _start(session: Session, contexts: Sequence[TuneContext], parts: Parts) -> N
     if not start.n_tasks:
         what = f"the cost model begins with {start.n_samples} samples of starter records"
     session.observer.note(f"{what} ({start.file})")
+
+
+def _begun(session: Session) -> set[str]:
+    """Return the names of tasks that have trials: their searches do not begin any more."""
+    return {name for name, task in session.history.tasks.items() if task.n_trials}
 
 
 @dataclasses.dataclass(frozen=True)
