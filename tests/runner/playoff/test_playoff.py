@@ -845,6 +845,65 @@ def test_on_a_farm_only_a_sound_device_refutes_a_kernel(
     assert pool.answers == []
 
 
+class Shared(Boards):
+    """A farm whose devices others use, too: each answer is of the device that it gives next."""
+
+    def __init__(self, devices: str, *answers: Any) -> None:
+        super().__init__(*answers)
+        self.devices = [f"farm:{number}" for number in devices]
+
+    def map(self, function: Any, tasks: Any, timeout_sec: float) -> list[Outcome]:
+        outcomes = super().map(function, tasks, timeout_sec)
+        if function is not release:
+            self.address = self.devices.pop(0)
+        return outcomes
+
+
+@pytest.mark.parametrize("stage", ["check", "timing"])
+@pytest.mark.parametrize(
+    ("devices", "again", "is_refuted"),
+    [
+        ("122", NO_LINKER, True),
+        ("122", DIED, True),  # without a second try, which another device would get
+        ("122", AGREES, False),  # the first device may be at fault
+        ("121", NO_LINKER, False),  # which fails again
+    ],
+)
+def test_a_device_refutes_no_kernel_that_failed_on_another_one(
+    stage: str, devices: str, again: Any, is_refuted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing: Any = None
+    kernel = worker.Kernel("kernel.tar", "cpu", ())
+    finalist = Finalist(nothing, 2e-3)
+    entry = verifier.Entry(finalist, timed=kernel, plain=kernel)
+    pool = Shared(devices, NO_LINKER, AGREES, again)
+    monkeypatch.setattr(verifier.Verifier, "_build_plain", lambda *_: None)
+    with contextlib.closing(verifier.Verifier(LLVM, nothing, pool, PlayoffOptions())) as checks:
+        checks._untuned = kernel
+        judging: Any = contextlib.nullcontext() if is_refuted else pytest.raises(MachineError)
+        with judging:
+            if stage == "check":
+                checks.check([entry])
+            else:
+                checks.timer([entry])(0)
+    assert finalist.is_refuted == is_refuted
+    assert not finalist.is_sound
+    assert pool.answers == []
+
+
+def test_devices_without_disk_space_leave_a_task_to_be_played_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verifier, "_RETRY_PAUSE_SEC", 0.0)
+    kernel = worker.Kernel("kernel.tar", "cpu", (("float32", (1,)),))
+    monkeypatch.setattr(verifier.Verifier, "_kernels", lambda _, mods: [(kernel, "")] * len(mods))
+    full = MachineError("No space left on device")
+    database, mod = database_of({GOOD: [1e-9]})
+    nothing: Any = None
+    report = play(database, mod, nothing, Boards(full, full))
+    assert (report.reason, report.winner) == ("error", None)
+
+
 @pytest.mark.parametrize("second", [None, NO_LINKER])
 def test_a_device_that_cannot_run_untuned_functions_is_passed_over_if_another_can(
     second: Any,

@@ -84,6 +84,22 @@ def test_a_device_that_has_measured_nothing_is_suspected_while_there_are_others(
     assert not pool.suspect(A)
 
 
+def test_a_device_that_loses_a_candidate_is_in_doubt_until_it_times_something(pool):
+    pool.restart(A, timing(1.0))
+    assert not pool.may_be_at_fault(A)
+    pool.note_loss(A)
+    assert pool.may_be_at_fault(A)
+    assert pool.needs_calibration(A)
+    pool.calibrate(A, timing(1.0))
+    assert not pool.may_be_at_fault(A)
+    pool.note_loss(A)
+    pool.note_success(A)
+    assert not pool.may_be_at_fault(A)
+    pool.note_loss(A)
+    pool.present = [A]  # no other one could say more
+    assert not pool.may_be_at_fault(A)
+
+
 def test_too_many_faults_in_a_row_give_rest_that_ends(pool, clock, events):
     fail(pool, A, RULES.max_faults)
     assert pool.avoided() == {A}
@@ -123,15 +139,11 @@ def test_devices_that_are_gone_do_not_count(pool):
     assert len({A, B} - pool.avoided()) == 1
 
 
-def test_a_single_device_needs_no_calibration(pool):
-    pool.present = [A]
-    assert not pool.needs_calibration(A)
-    pool.present = [A, B]
-    assert pool.needs_calibration(A)
-
-
-def test_a_calibration_is_believed_for_a_while(pool, clock):
-    assert pool.calibrate(A, timing(1.0))
+@pytest.mark.parametrize("present", [[A], [A, B]])
+def test_a_calibration_is_believed_for_a_while(pool, clock, present):
+    """Also on the only device: it heats up, and another one may join it."""
+    pool.present = present
+    pool.restart(A, timing(1.0))
     assert not pool.needs_calibration(A)
     clock.now += RULES.calibrate_sec + 1.0
     assert pool.needs_calibration(A)
@@ -210,10 +222,9 @@ def test_whoever_remains_is_accepted_in_the_end(pool, clock, slowness):
     assert pool.calibrate(C, timing(slowness * 1e-3))
 
 
-def test_the_only_device_is_calibrated_if_times_are_given_for_another(pool, clock):
+def test_the_only_device_is_calibrated_if_times_are_given_for_another(pool):
     pool.present = [A]
     pool.calibrate(A, timing(1e-3))
-    clock.now += RULES.calibrate_sec + 1.0
     assert not pool.needs_calibration(A)
     pool.present = [B]
     assert pool.needs_calibration(B)
@@ -273,3 +284,34 @@ def test_a_resumed_run_begins_anew_with_a_device_that_nothing_is_known_of(pool, 
     later.restart(C, timing(2e-3))
     assert later.speed(C) == 1.0
     assert later.comparable(C, timing(4e-3, 0.1)) == timing(4e-3, 0.1)
+
+
+def test_a_device_of_unknown_speed_waits_for_one_of_known_speed(pool, clock, events):
+    pool.calibrate(A, timing(1e-3))
+    later = resumed(clock, events, A, C)
+    assert later.can_restart(A)
+    assert not later.can_restart(C)
+    assert not later.waits_for_others(A)
+    start_sec = clock.now
+    while later.waits_for_others(C):
+        assert later.rests() == {C: 20.0}
+        clock.now += 20.0
+    assert clock.now - start_sec == 120.0  # the other one may be in use for hours
+    later.restart(A, timing(2e-3))
+    later.calibrate(C, timing(1e-3))
+    assert later.speed(C) == pytest.approx(2.0)
+
+
+def test_a_device_that_has_waited_is_the_standard_until_one_of_known_speed_comes(
+    pool, clock, events
+):
+    pool.calibrate(A, timing(1e-3))
+    pool.calibrate(B, timing(2e-3))
+    later = resumed(clock, events, A, B, C)
+    while later.waits_for_others(C):
+        clock.now += 20.0
+    assert later.can_restart(C)  # two such devices compare with each other at least
+    later.restart(C, timing(1e-3))
+    assert later.speed(C) == 1.0
+    assert later.calibrate(B, timing(2.5e-3))
+    assert (later.speed(B), later.speed(C)) == (0.5, pytest.approx(1.25))

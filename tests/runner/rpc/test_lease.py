@@ -22,7 +22,10 @@ CODE = rpc_base.TrackerCode
 
 
 class Tracker:
-    """Answers requests from lists, the last entry again and again; None keeps a client waiting."""
+    """Answers requests from lists, the last entry again and again.
+
+    None among the offers keeps a client waiting, until a device is listed.
+    """
 
     def __init__(self):
         self.offers = []
@@ -30,6 +33,7 @@ class Tracker:
         self.magic = rpc_base.RPC_TRACKER_MAGIC
         self.code = CODE.SUCCESS
         self.n_requests = 0
+        self._waiting = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._open = []
         self.config = RPCConfig("127.0.0.1", self._socket.getsockname()[1], KEY, 0, 1)
@@ -59,12 +63,19 @@ class Tracker:
             listed = self.listed.pop(0) if len(self.listed) > 1 else self.listed[0]
             servers = [{"key": f"server:{key}", "addr": [host, 9000]} for key, host in listed]
             rpc_base.sendjson(client, [self.code, {"server_info": servers}])
+            while listed and self._waiting:
+                self._offer(self._waiting.pop(), listed[0][1])
         else:
             assert request[:2] == [CODE.REQUEST, KEY]
             self.n_requests += 1
             offer = self.offers.pop(0)
-            if offer is not None:
-                rpc_base.sendjson(client, [self.code, [offer, 9000, f"{KEY}:secret"]])
+            if offer is None:
+                self._waiting.append(client)
+            else:
+                self._offer(client, offer)
+
+    def _offer(self, client, host):
+        rpc_base.sendjson(client, [self.code, [host, 9000, f"{KEY}:secret"]])
 
 
 @pytest.fixture
@@ -145,19 +156,19 @@ def test_a_tracker_may_restart_after_a_long_wait(tracker, monkeypatch):
     tracker.offers = ["a"]
     now, request, lost = [0.0], lease._request_once, [True]
 
-    def wait_and_lose(config, wait_sec):
+    def wait_and_lose(*arguments):
         if lost:
             lost.pop()
             now[0] += 30.0
             raise ConnectionResetError("the tracker ends")
-        return request(config, wait_sec)
+        return request(*arguments)
 
     monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(lease, "_request_once", wait_and_lose)
     known = lease.known_devices(tracker.config, 10.0)
     restart(monkeypatch)
     assert known
-    assert lease._request(tracker.config, 10.0)[0] == "a"
+    assert lease._request(tracker.config, 10.0, False)[0] == "a"
 
 
 def test_an_avoided_device_is_taken_only_if_there_is_no_other(tracker):
@@ -188,6 +199,13 @@ def test_nobody_queues_for_a_device_that_has_left(tracker):
     tracker.offers = [None]
     with pytest.raises(AdaptiveError, match="no server with the key 'board' is left"):
         lease.queue_for_device(tracker.config, {}, 0.0)
+
+
+def test_a_run_waits_for_a_device_that_comes_back(tracker):
+    tracker.offers = [None]
+    tracker.listed = [[], [], [], [(KEY, "a")]]
+    found = lease.queue_for_device(tracker.config, {}, 0.0, waits_for_server=True)
+    assert found == ("a:9000", ("a:9000",))
 
 
 class Session:

@@ -13,7 +13,12 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import RPCConfig
 
-from tvm_adaptive.errors import DeviceUnreachableError, NoDeviceError, WorkerTimeoutError
+from tvm_adaptive.errors import (
+    DeviceUnreachableError,
+    MachineError,
+    NoDeviceError,
+    WorkerTimeoutError,
+)
 from tvm_adaptive.runner.rpc import leased_worker
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.workers import pool as pools
@@ -137,6 +142,36 @@ def test_a_device_that_is_passed_over_is_avoided_while_there_are_others(
     assert pool.map(where, [()], 30.0)[0].value == "farm:2"
     pool.forgive("farm:1")
     assert not pool._unfit
+
+
+def fill_disk_of_the_first() -> Any:
+    import errno
+
+    if where() == "farm:1":
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return where()
+
+
+def test_a_device_that_lacks_disk_space_is_passed_over(pool: LeasingPool) -> None:
+    full, other = pool.map(fill_disk_of_the_first, [()] * 2, 30.0)
+    assert isinstance(full.error, MachineError)
+    assert other.value == "farm:2"
+
+
+def lose_the_device(gone: str) -> None:
+    """Fail, and let the present device be gone."""
+    with open(gone, "a") as file:
+        file.write(f"{where()} ")
+    raise ArithmeticError("its own fault")
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_task_that_is_to_stay_is_not_tried_elsewhere(
+    pool: LeasingPool, gone: Path, moves: bool
+) -> None:
+    pool.moves = moves
+    error_of(pool, lose_the_device, str(gone), limit_sec=30.0)
+    assert gone.read_text().split() == ["farm:1", "farm:2"][: 1 + moves]
 
 
 def kept() -> int:

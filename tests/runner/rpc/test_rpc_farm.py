@@ -7,6 +7,7 @@ import errno
 import fcntl
 import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +18,14 @@ import cloudpickle
 import pytest
 from tvm.s_tir.meta_schedule.runner import RPCConfig, Runner, RunnerInput
 
-from tvm_adaptive.errors import WorkerTaskError, WorkerTimeoutError, is_machine_failure
+from tvm_adaptive.errors import (
+    AdaptiveError,
+    WorkerTaskError,
+    WorkerTimeoutError,
+    is_machine_failure,
+)
 from tvm_adaptive.measure_callback.journal import Journal, read_journal
+from tvm_adaptive.runner.rpc import device_pool
 from tvm_adaptive.runner.rpc import runner as rpc
 from tvm_adaptive.runner.rpc.device_pool import BoardRules
 from tvm_adaptive.runner.rpc.runner import AdaptiveRPCRunner
@@ -33,9 +40,13 @@ pytestmark = pytest.mark.timeout(120)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FAST, SLOW, SLOWER = "farm:1", "farm:2", "farm:3"
+# Offers of the first device while the others are in use.
+N_ALONE = 8
 
 
-def offer_device(config: Any, avoided: Any, wait_sec: float) -> tuple[str, tuple[str, ...]]:
+def offer_device(
+    config: Any, avoided: Any, wait_sec: float, waits_for_server: bool
+) -> tuple[str, tuple[str, ...]]:
     """Offer the device that was offered longest ago, as a tracker does."""
     from tvm_adaptive.runner.rpc import lease
 
@@ -55,9 +66,38 @@ def _offer(lease: Any, state: Path, avoided: Any) -> tuple[str, tuple[str, ...]]
 
     chosen = min(allowed, key=offered_ns)
     state.with_name(chosen).write_text("")
-    host, _, port = chosen.partition(":")
+    return _offered(lease, chosen), tuple(devices)
+
+
+def _offered(lease: Any, address: str) -> str:
+    host, _, port = address.partition(":")
     lease._Lease.offer = (host, int(port), "")
-    return chosen, tuple(devices)
+    return address
+
+
+def offer_the_first_for_long(
+    config: Any, avoided: Any, wait_sec: float, waits_for_server: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Offer the first device once it has rested, as a tracker does while others use the second."""
+    from tvm_adaptive.runner.rpc import lease
+
+    state = Path(config.tracker_host)
+    offers = state.with_name("offers")
+    with offers.open("a") as file:
+        file.write("x")
+    is_alone = offers.stat().st_size <= N_ALONE
+    if is_alone:
+        time.sleep(avoided.get(FAST, 0.0))
+    return _offered(lease, FAST if is_alone else SLOW), tuple(json.loads(state.read_text()))
+
+
+def offer_to_who_waits(
+    config: Any, avoided: Any, wait_sec: float, waits_for_server: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Offer a device as soon as its server is back."""
+    if not waits_for_server:
+        raise AdaptiveError("no server with the key is left")
+    return offer_device(config, avoided, wait_sec, waits_for_server)
 
 
 def connect(timeout_sec: int) -> None:
@@ -68,7 +108,7 @@ def refuse_connection(timeout_sec: int) -> None:
     raise OSError("connection refused")
 
 
-def queue_in_vain(config: Any, avoided: Any, wait_sec: float) -> Any:
+def queue_in_vain(config: Any, avoided: Any, wait_sec: float, waits_for_server: bool) -> Any:
     time.sleep(1000.0)
 
 
@@ -112,6 +152,27 @@ def fail_later_on_first(
 
 def fill_disk(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fail_on_first_by(
+    cause: str, artifact_path: str, device_type: str, args_info: Any, options: Any
+) -> Timing:
+    from tvm_adaptive.runner.rpc import lease
+
+    assert lease._Lease.offer is not None
+    if lease._Lease.offer[1] == 1:
+        if cause == "disk":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if cause == "death":
+            os._exit(1)
+        raise RuntimeError("no linker")
+    return measure(artifact_path, device_type, args_info, options)
+
+
+def die_of(name: str, artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
+    if Path(artifact_path).name == name:
+        os._exit(1)
+    return measure(artifact_path, device_type, args_info, options)
 
 
 def measure(artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
@@ -291,6 +352,46 @@ def test_a_device_without_disk_space_says_nothing_of_a_candidate(farm: Farm) -> 
     (result,) = farm.measure(farm.runner(measure=fill_disk), 1)
     assert is_machine_failure(result.error_msg)
     assert "No space left on device" in str(result.error_msg)
+
+
+@pytest.mark.parametrize("cause", ["linker", "disk", "death"])
+def test_one_device_gives_up_no_candidate_that_it_alone_has_failed(
+    farm: Farm, monkeypatch: Any, cause: str
+) -> None:
+    monkeypatch.setattr(device_pool, "_SUSPECTED_SEC", 0.1)
+    monkeypatch.setattr(rpc.lease, "queue_for_device", offer_the_first_for_long)
+    farm.set(farm_1=1.0, farm_2=1.0)
+    runner = farm.runner(measure=functools.partial(fail_on_first_by, cause))
+    assert seconds(farm.measure(runner, 3)) == pytest.approx([1.0, 2.0, 3.0])
+    assert {event["board"] for event in farm.events("timing")} == {SLOW}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_candidate_that_a_working_device_loses_twice_is_to_blame(
+    farm: Farm, monkeypatch: Any, number: int
+) -> None:
+    """It does not wait for the other device, which others may use for hours."""
+    monkeypatch.setattr(rpc.lease, "queue_for_device", offer_the_first_for_long)
+    farm.set(farm_1=1.0, farm_2=1.0)
+    runner = farm.runner(measure=functools.partial(die_of, f"kernel-{number}"))
+    found = farm.measure(runner, 4)
+    assert [result.error_msg is not None for result in found] == [n == number for n in range(4)]
+    assert not is_machine_failure(found[number].error_msg)
+    assert {event["board"] for event in farm.events("timing")} == {FAST}
+
+
+def test_a_resumed_run_begins_with_a_device_of_known_speed(farm: Farm, monkeypatch: Any) -> None:
+    monkeypatch.setattr(device_pool, "_SUSPECTED_SEC", 1e-3)
+    farm.set(farm_2=0.5, farm_1=1.0)  # the first one is offered first
+    runner = farm.runner(earlier_speeds={FAST: 1.0})
+    assert seconds(farm.measure(runner, 4)) == pytest.approx([1.0 + n for n in range(4)])
+    assert farm.events("timing")[0]["board"] == FAST
+
+
+def test_candidates_wait_for_a_device_that_comes_back(farm: Farm, monkeypatch: Any) -> None:
+    monkeypatch.setattr(rpc.lease, "queue_for_device", offer_to_who_waits)
+    farm.set(farm_1=1.0)
+    assert seconds(farm.measure(farm.runner(), 2)) == pytest.approx([1.0, 2.0])
 
 
 def test_a_worker_that_has_queued_in_vain_ends_no_candidate_of_late(

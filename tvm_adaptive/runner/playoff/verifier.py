@@ -41,6 +41,7 @@ from tvm_adaptive.runner.playoff.modules import (
 )
 from tvm_adaptive.runner.playoff.worker import (
     Kernel,
+    KernelCheck,
     check,
     run_neighbours,
     run_reference,
@@ -127,7 +128,7 @@ class Verifier:
             if isinstance(self._pool, LeasingPool):
                 # A slow link: a check sends and fetches as much.
                 self._call_sec = max(self._call_sec, 2.0 * outcome.elapsed_sec)
-        except (NoDeviceError, OutOfTimeError):
+        except (NoDeviceError, OutOfTimeError, MachineError):
             raise
         except Exception as error:  # e.g. a type that numpy does not know
             return repr(error)
@@ -184,7 +185,7 @@ class Verifier:
                 self._find_neighbours()
                 outcome = self._call(check, task)
             if outcome.error is not None:
-                self._refute(finalist, failure_text(outcome.error))
+                self._refute(finalist, failure_text(outcome.error), check, task)
             elif outcome.value.may_be_rounding and self._no_neighbours:
                 finalist.unchecked = self._no_neighbours
             else:
@@ -192,19 +193,52 @@ class Verifier:
                 if not math.isfinite(finalist.recorded_sec):  # a draft; the call takes longer
                     finalist.recorded_sec = outcome.elapsed_sec
                 if outcome.value.problem is not None:
-                    self._refute(finalist, f"wrong result: {outcome.value.problem}")
+                    why = f"wrong result: {outcome.value.problem}"
+                    self._refute(finalist, why, check, task)
 
-    def _refute(self, finalist: Finalist, why: str) -> None:
-        """Disqualify a finalist for good; raise MachineError if it is its device that fails."""
+    def _refute(
+        self,
+        finalist: Finalist,
+        why: str,
+        function: Callable[..., Any],
+        task: tuple[Any, ...],
+    ) -> None:
+        """Disqualify a finalist, whose call has failed, for good.
+
+        Raises MachineError if its device may have failed instead.
+        """
         unchecked, finalist.unchecked = finalist.unchecked, why  # it cannot win in any case
         if isinstance(self._pool, LeasingPool):
-            task = (self._untuned, self.options.seed, self._reference, self._rtol, None)
-            outcome = self._call(check, task, self.options.reference_timeout_sec)
-            if outcome.error is not None or outcome.value.problem is not None:
-                address = self._pool.address
-                self._pool.pass_over()
-                raise MachineError(f"{address} does not repeat the results of the untuned function")
+            failed_on = self._pool.address
+            self._check_device(self._pool)
+            if self._pool.address != failed_on:  # others have got that one, or it is gone
+                self._repeat_failure(self._pool, failed_on, function, task)
         finalist.disqualified, finalist.unchecked = why, unchecked
+
+    def _check_device(self, pool: LeasingPool) -> None:
+        """Raise MachineError unless the present device repeats what the untuned function gave."""
+        task = (self._untuned, self.options.seed, self._reference, self._rtol, None)
+        if _has_failed(self._call(check, task, self.options.reference_timeout_sec)):
+            address = pool.address
+            pool.pass_over()
+            raise MachineError(f"{address} does not repeat the results of the untuned function")
+
+    def _repeat_failure(
+        self,
+        pool: LeasingPool,
+        failed_on: str,
+        function: Callable[..., Any],
+        task: tuple[Any, ...],
+    ) -> None:
+        """Raise MachineError unless what failed elsewhere fails on the present device, too."""
+        sound = pool.address
+        pool.moves = False  # a kernel that crashes it fails there
+        try:
+            outcome = self._call(function, task, n_tries=1)
+        finally:
+            pool.moves = True
+        if not _has_failed(outcome) or pool.address != sound:
+            raise MachineError(f"a kernel that failed on {failed_on} did not fail on {sound}")
 
     def _find_neighbours(self) -> None:
         """Run the untuned module on neighbours of the values, or note why that failed."""
@@ -225,7 +259,8 @@ class Verifier:
         error = self._call(run_reference, (winner.timed, seed, path)).error
         if error is not None:
             if not isinstance(error, WorkerTaskError):  # that of a reference without numbers
-                self._refute(winner.finalist, failure_text(error))
+                why = failure_text(error)
+                self._refute(winner.finalist, why, run_reference, (winner.timed, seed, path))
             return []
 
         def is_equal(entry: Entry) -> bool:
@@ -241,7 +276,8 @@ class Verifier:
             task = (entries[index].timed, self.options.seed, self.options.repeat_ms)
             outcome = self._call(time_once, task)
             if outcome.error is not None:
-                self._refute(entries[index].finalist, failure_text(outcome.error))
+                why = failure_text(outcome.error)
+                self._refute(entries[index].finalist, why, time_once, task)
                 return math.nan
             return float(outcome.value)
 
@@ -291,11 +327,16 @@ class Verifier:
         return kernels
 
     def _call(
-        self, function: Callable[..., Any], task: tuple[Any, ...], timeout_sec: float | None = None
+        self,
+        function: Callable[..., Any],
+        task: tuple[Any, ...],
+        timeout_sec: float | None = None,
+        *,
+        n_tries: int = _TRIES,
     ) -> Outcome:
         """Call a function in the worker."""
         deadline_sec = self._call_sec if timeout_sec is None else timeout_sec
-        for attempt in range(_TRIES):
+        for attempt in range(n_tries):
             if attempt:
                 time.sleep(min(_RETRY_PAUSE_SEC, self.left_sec()))
             limit_sec = min(deadline_sec, self.left_sec())
@@ -307,6 +348,12 @@ class Verifier:
         if isinstance(outcome.error, NoDeviceError | MachineError):
             raise outcome.error
         return outcome
+
+
+def _has_failed(outcome: Outcome) -> bool:
+    """Say whether a call ended with an error, or a check with a problem."""
+    is_wrong = isinstance(outcome.value, KernelCheck) and outcome.value.problem is not None
+    return outcome.error is not None or is_wrong
 
 
 def failure_text(error: WorkerError) -> str:

@@ -16,6 +16,9 @@ _SUSPECTED_SEC = 20.0
 # Candidates in a row that fail on a device which has measured others: then the reference kernel
 # says whether it still works.
 _MAX_FAILURES = 2
+# Such rests of a device of unknown speed while one of known speed has yet to measure, which others
+# may use for hours.
+_MAX_WAITS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,9 @@ class Device:
     n_timings: int = 0  # candidates that it measured
     n_failures: int = 0  # of candidates, in a row
     n_faults: int = 0  # in a row
+    last_fault: str = ""  # why
     n_quarantines: int = 0  # since it last measured a candidate
+    n_waits: int = 0  # rests in a row for a device of known speed
     free_at_sec: float = -math.inf  # end of its quarantine, monotonic time
     reference: Timing | None = None  # the last one of the reference kernel
     calibrated_sec: float = -math.inf  # when, monotonic time
@@ -66,7 +71,7 @@ class DevicePool:
         # The reference timing of the first device, for which all times are given. It may have
         # left, or be of an earlier attempt.
         self._standard: Timing | None = None
-        self._standard_address = ""
+        self._is_anchored = False  # whether that is on the scale of earlier attempts
 
     def device(self, address: str) -> Device:
         """Return what is known of a device."""
@@ -91,8 +96,17 @@ class DevicePool:
         device = self.device(address)
         if device.n_timings or len(self.present) <= 1:
             return False
-        device.free_at_sec = max(device.free_at_sec, self._clock() + _SUSPECTED_SEC)
+        self.rest(address)
         return True
+
+    def rest(self, address: str) -> None:
+        """Let other devices try first, for a while."""
+        device = self.device(address)
+        device.free_at_sec = max(device.free_at_sec, self._clock() + _SUSPECTED_SEC)
+
+    def may_be_at_fault(self, address: str) -> bool:
+        """Say whether one of several devices has timed nothing since it lost a candidate."""
+        return len(self.present) > 1 and self.device(address).n_failures >= _MAX_FAILURES
 
     def note_success(self, address: str) -> None:
         """Note that a device has measured a candidate, which ends its series of faults."""
@@ -108,10 +122,22 @@ class DevicePool:
         if device.n_failures >= _MAX_FAILURES:
             device.calibrated_sec = -math.inf
 
+    def note_loss(self, address: str) -> None:
+        """Note that a device has lost a candidate.
+
+        The reference kernel says if it still works, unless it is the only one: then the next
+        candidates do.
+        """
+        if len(self.present) > 1:
+            device = self.device(address)
+            device.n_failures = max(device.n_failures, _MAX_FAILURES - 1)
+            self.note_failure(address)
+
     def note_fault(self, address: str, why: str) -> None:
         """Note a fault of the device itself, and quarantine it after too many."""
         device, rules = self.device(address), self.rules
         device.n_faults += 1
+        device.last_fault = why
         self._log("board", address=address, state="fault", n_faults=device.n_faults, reason=why)
         # After a quarantine one fault is enough.
         if device.n_faults < rules.max_faults and not device.n_quarantines:
@@ -124,22 +150,20 @@ class DevicePool:
 
     def needs_calibration(self, address: str) -> bool:
         """Say whether to time the reference kernel on a device."""
-        device = self.device(address)
-        # Times on the only device need no other, unless they are given for one that has left.
-        is_alone = len(self.present) <= 1 and self._standard_address in ("", address)
-        if is_alone and device.n_failures < _MAX_FAILURES:
-            return False
-        age_sec = self._clock() - device.calibrated_sec
+        # Also on the only device: it may heat up, and others may join it.
+        age_sec = self._clock() - self.device(address).calibrated_sec
         return age_sec > self.rules.calibrate_sec
 
     def calibrate(self, address: str, reference: Timing) -> bool:
         """Take a device's time of the reference kernel; return whether to use the device."""
         device = self.device(address)
-        if self._standard is None:
+        is_anchor = not self._earlier_speeds or address in self._earlier_speeds
+        if self._standard is None or (is_anchor and not self._is_anchored):
             # In a resumed run it is scaled to the first device of the first attempt.
-            self._standard, self._standard_address = self.comparable(address, reference), address
+            self._standard = self.comparable(address, reference)
+            self._is_anchored = is_anchor
         device.reference, device.calibrated_sec = reference, self._clock()
-        device.n_failures = 0
+        device.n_failures = device.n_waits = 0
         self._log("board", address=address, state="calibrated", speed=self.speed(address))
         known = [(each, each.reference) for each in self._devices.values() if each.reference]
         fastest_sec = min(
@@ -160,7 +184,22 @@ class DevicePool:
         """Say whether a device may be the first to time another reference kernel."""
         # Its speed says how the two kernels compare, unless no present device has one.
         known = {each.address for each in self._devices.values() if each.reference is not None}
-        return address in known or known.isdisjoint(self.present)
+        known |= self._earlier_speeds.keys()
+        has_waited = self.device(address).n_waits >= _MAX_WAITS
+        return has_waited or address in known or known.isdisjoint(self.present)
+
+    def waits_for_others(self, address: str) -> bool:
+        """Say whether a device of known speed is to measure first; then this one rests.
+
+        Without a reference kernel, there is nothing to convert its times by.
+        """
+        device = self.device(address)
+        if self.can_restart(address):
+            return False
+        device.n_waits += 1
+        device.last_fault = "its speed is not known yet"
+        self.rest(address)
+        return True
 
     def restart(self, address: str, reference: Timing) -> None:
         """Begin with another reference kernel; times are still given for the first device."""
@@ -168,7 +207,6 @@ class DevicePool:
         for device in self._devices.values():
             device.reference, device.calibrated_sec = None, -math.inf
         self._standard = standard
-        self._standard_address = self._standard_address or address
         self.calibrate(address, reference)
 
     def speed(self, address: str) -> float:

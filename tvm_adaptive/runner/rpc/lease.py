@@ -71,16 +71,21 @@ def known_devices(config: RPCConfig, wait_sec: float) -> tuple[str, ...]:
 
 
 def queue_for_device(
-    config: RPCConfig, avoided: Mapping[str, float], wait_sec: float
+    config: RPCConfig,
+    avoided: Mapping[str, float],
+    wait_sec: float,
+    waits_for_server: bool = False,
 ) -> tuple[str, tuple[str, ...]]:
     """Return the address of the device that the tracker offers next, and those of all.
 
-    An avoided one is only accepted if there is no other, or after the seconds of its own.
+    An avoided one is only accepted if there is no other, or after the seconds of its own. A
+    tracker that is away is asked again for ``wait_sec``, and so is one that has no server with
+    the key, unless ``waits_for_server``: then the caller's deadline ends the wait.
     """
     release()
     start_sec = time.monotonic()
     while True:
-        host, port, key = _request(config, wait_sec)
+        host, port, key = _request(config, wait_sec, waits_for_server)
         devices = known_devices(config, wait_sec)
         address = address_of(host, port)
         has_rested = time.monotonic() - start_sec >= avoided.get(address, 0.0)
@@ -141,22 +146,24 @@ def _ask_devices(config: RPCConfig) -> tuple[str, ...]:
     return tuple(sorted(address_of(*server["addr"]) for server in servers))
 
 
-def _request(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
+def _request(config: RPCConfig, wait_sec: float, waits_for_server: bool) -> tuple[str, int, str]:
     """Wait for a device; a tracker that is away is asked again for ``wait_sec``."""
     while True:
         try:
-            return _request_once(config, wait_sec)
+            return _request_once(config, wait_sec, waits_for_server)
         except OSError:
             time.sleep(TRACKER_POLL_SEC)
             known_devices(config, wait_sec)  # raises if the tracker stays away
 
 
-def _request_once(config: RPCConfig, wait_sec: float) -> tuple[str, int, str]:
+def _request_once(
+    config: RPCConfig, wait_sec: float, waits_for_server: bool
+) -> tuple[str, int, str]:
     with _tracker(config) as tracker:
         priority = config.session_priority
         rpc_base.sendjson(tracker, [rpc_base.TrackerCode.REQUEST, config.tracker_key, "", priority])
         while not select.select([tracker], [], [], TRACKER_POLL_SEC)[0]:
-            if not known_devices(config, wait_sec):
+            if not known_devices(config, wait_sec) and not waits_for_server:
                 raise AdaptiveError(f"no server with the key {config.tracker_key!r} is left")
         host, port, key = _answer_of(tracker)
     return host, port, key

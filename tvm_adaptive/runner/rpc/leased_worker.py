@@ -11,6 +11,7 @@ from tvm_adaptive._tvm import RPCConfig
 from tvm_adaptive.errors import (
     DeviceUnreachableError,
     InvalidOptionError,
+    MachineError,
     NoDeviceError,
     WorkerDiedError,
     WorkerError,
@@ -70,8 +71,9 @@ class LeasingPool(WorkerPool):
         self.address = ""
         self._present: tuple[str, ...] = ()
         self._failure = ""  # of the last lease
-        self._unreachable: set[str] = set()  # since the last session
+        self._unreachable: set[str] = set()  # since the last session; or it lacked disk space
         self._unfit: set[str] = set()  # untuned functions fail there
+        self.moves = True  # a task whose device dies is tried on another one
         self._retry_sec = -math.inf
 
     def plan_of(self, step: Step) -> Plan:
@@ -82,12 +84,10 @@ class LeasingPool(WorkerPool):
         held = short_step("asking for the device", held_device, needed_sec)
         yield from self._ensure_device(needed_sec, held)
         try:
-            return (yield step)
-        except WorkerTaskError:
-            if (yield short_step("looking for the device", is_device_alive)):
-                raise
-        yield from self._ensure_device(needed_sec, None)
-        return (yield step)
+            return (yield from self._run(step, needed_sec))
+        except MachineError:  # its disk may be full; others have room
+            self._unreachable.add(self.address)
+            raise
 
     @property
     def pause_sec(self) -> float:
@@ -108,6 +108,16 @@ class LeasingPool(WorkerPool):
         """Give the device back, which others may need before the next task."""
         if self.address:
             self.map(release, [()], CONNECT_TIMEOUT_SEC)
+
+    def _run(self, step: Step, needed_sec: float) -> Plan:
+        """Run a task; if its device dies, on another one."""
+        try:
+            return (yield step)
+        except WorkerTaskError:
+            if not self.moves or (yield short_step("looking for the device", is_device_alive)):
+                raise
+        yield from self._ensure_device(needed_sec, None)
+        return (yield step)
 
     def _ensure_device(self, needed_sec: float, held: Step | None) -> Plan:
         try:

@@ -49,9 +49,6 @@ logger = logging.getLogger(__name__)
 # Others use the farm, too, and after a kernel that hangs the server blocks the device until
 # the session's end.
 LEASE_SEC = 15.0
-# A candidate whose device is lost is measured on another one, once. If that is lost as well,
-# the candidate is at fault.
-MAX_MOVES = 1
 # Devices that may measure a candidate and then turn out too slow, or unable to run the
 # reference kernel: as many as a farm may have at the start, when nothing is known of them.
 MAX_REJECTIONS = 5
@@ -68,10 +65,11 @@ class AdaptiveRPCRunner(QueueingRunner):
     that dies or a kernel that hangs gives error results. Queueing for a device does not
     count as measuring.
 
-    A candidate whose device is lost is measured on another, and so is one that fails on a
-    device that has measured nothing yet; a device that fails repeatedly is quarantined. Devices
-    are of one kind and may differ in speed: the first candidate that succeeds is timed on each
-    of them, and times are given for the first device.
+    A candidate whose device is lost is measured on another, or on the same one once that has
+    timed something else. So is one that fails on a device that has measured nothing yet. A
+    device that fails repeatedly is quarantined. Devices are of one kind and may differ in
+    speed: the first candidate that succeeds is timed on each of them, and times are given for
+    the first device.
 
     Parameters not described here are those of :class:`~tvm_adaptive.AdaptiveRunner`.
 
@@ -84,7 +82,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         Deadline of one candidate once it has a device; None (default) for the
         configuration's ``session_timeout_sec``.
     queue_timeout_sec : float
-        Longest wait of a candidate for a device that others use. Default 600.
+        Longest wait of a candidate for a device that others use or that is away. Default 600.
     max_workers : int or None
         Devices to use at the same time; None (default) for all that the tracker has with
         the key.
@@ -192,13 +190,13 @@ class AdaptiveRPCRunner(QueueingRunner):
 
     def _plan(self) -> Plan:
         """Lease a device and measure what is queued."""
-        wanted = (self.rpc_config, self._devices.rests(), lease.SERVER_WAIT_SEC)
+        wanted = (self.rpc_config, self._devices.rests(), lease.SERVER_WAIT_SEC, True)
         try:
             address, present = yield Step(
                 "queueing for a device", lease.queue_for_device, wanted, self.queue_timeout_sec
             )
-        except WorkerTimeoutError as error:  # others use all devices
-            self._fail_stalled(summary_line(error))
+        except WorkerTimeoutError as error:  # others use all devices, or none is left
+            self._fail_stalled(no_device(self.rpc_config, summary_line(error)))
             return
         except WorkerError as error:
             if not self._n_sessions:
@@ -229,7 +227,8 @@ class AdaptiveRPCRunner(QueueingRunner):
             self._fail_stalled(summary_line(error))
             return
         if not is_usable:
-            self._fail_stalled(f"{address} is not fit to measure on")
+            why = self._devices.device(address).last_fault
+            self._fail_stalled(f"{address} is not fit to measure on: {why}")
         elif (yield from self._measure_queued(address)):
             yield from self._release()
 
@@ -237,12 +236,24 @@ class AdaptiveRPCRunner(QueueingRunner):
         """Measure candidates until the queue is empty or the lease ends."""
         end_sec = time.monotonic() + LEASE_SEC
         while time.monotonic() < end_sec:
-            job = self._dispatcher.take()
+            job = self._take(address)
             if job is None:
                 break
             if not (yield from self._measure_on(address, job)):
                 return False
         return True
+
+    def _take(self, address: str) -> CandidateJob | None:
+        """Take the next candidate; a device that may be at fault takes those last that it lost."""
+        lost: list[CandidateJob] = []
+        job = self._dispatcher.take()
+        if self._devices.may_be_at_fault(address):
+            while job is not None and address in dict(job.task.lost_on):
+                lost.append(job)
+                job = self._dispatcher.take()
+        for each in reversed(lost):
+            self._dispatcher.put_back(each)
+        return job or self._dispatcher.take()
 
     def _measure_on(self, address: str, job: CandidateJob) -> Generator[Step, Any, bool]:
         """Measure one candidate, or queue it again; return whether the device is usable."""
@@ -262,6 +273,7 @@ class AdaptiveRPCRunner(QueueingRunner):
                 failure = WorkerTaskError(timing.traceback)
                 if self._devices.suspect(address):  # e.g. it has no linker
                     self._move(address, job, failure)
+                    self._fail_stalled(summary_line(failure))
                 else:
                     self._devices.note_failure(address)
                     self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
@@ -287,12 +299,23 @@ class AdaptiveRPCRunner(QueueingRunner):
         return True
 
     def _move(self, address: str, job: CandidateJob, error: WorkerError) -> None:
-        """Queue a candidate again that its device has failed, or give it up after another."""
-        if len(job.task.lost_on) < MAX_MOVES:
-            job.task.lost_on.append((address, summary_line(error)))
-            self._dispatcher.put_back(job)
-        else:
+        """Queue a candidate again that its device has failed, or give it up after another.
+
+        It is also given up after the same one, if that has timed something else in between or
+        is the only one.
+        """
+        lost_on = [each for each, _ in job.task.lost_on]
+        is_in_doubt = lost_on == [address] and self._devices.may_be_at_fault(address)
+        self._devices.note_loss(address)
+        if lost_on and not is_in_doubt:
             self._dispatcher.settle(job, self._failed(job.index, error, board=address))
+            return
+        if not lost_on:
+            job.task.lost_on.append((address, summary_line(error)))
+        self._dispatcher.put_back(job)
+        if is_in_doubt or isinstance(error, MachineError):  # the next one might end alike
+            self._devices.rest(address)
+            self._fail_stalled(summary_line(error))
 
     def _reject_timing(self, address: str, job: CandidateJob) -> None:
         """Queue a candidate again that an unusable device has measured, or give it up."""
@@ -332,6 +355,9 @@ class AdaptiveRPCRunner(QueueingRunner):
                 return False
             text = timing.traceback if isinstance(timing, lease.FailedMeasurement) else repr(timing)
             self._reference_failed(address, summary_line(text))
+            yield from self._release()
+            return False
+        if not self._has_reference() and self._devices.waits_for_others(address):
             yield from self._release()
             return False
         return True

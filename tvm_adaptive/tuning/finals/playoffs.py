@@ -26,7 +26,7 @@ from tvm_adaptive.tuning.budget import (
 )
 from tvm_adaptive.tuning.checks.library import kernel_worker
 from tvm_adaptive.tuning.finals.finalists import Finalists, note_unchecked, with_proven
-from tvm_adaptive.tuning.parts import make_playoff_builder
+from tvm_adaptive.tuning.parts import make_playoff_builder, remove_candidates
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.workers.pool import WorkerPool
@@ -93,19 +93,20 @@ def hold_playoffs(
     # them the ones that matter most.
     order = sorted(finalists, key=lambda i: (finalists[i].is_proven, -finalists[i].importance_sec))
     total_sec = sum(each.importance_sec for each in finalists.values()) or 1.0
-    last_sec, n_pauses, again = PLAYOFF_CHECK_SEC, 0, set[int]()
+    last_sec = PLAYOFF_CHECK_SEC
     is_checked_later = bool(most_secs)  # within the network, what has no play-off
     with (
         session.stage("play-off"),
         _builder_and_pool(session, session.work_dir, lambda: budget.spare_sec) as (builder, pool),
     ):
+        outages = _Outages(pool, budget)
         for n_done, index in enumerate(order):
             mine, later = finalists[index], [finalists[i] for i in order[n_done + 1 :]]
             n_tuned = sum(report.winner is not None for report in reports.values())
             n_tuned += sum(each.proven is not None for each in later)
             budget.release_playoffs((1 + n_tuned) / len(order))
             held = without_playoff(mine.records, mine.proven, mine.name)
-            if index in again:
+            if index in outages.again:
                 held = with_proven(reports[index], mine)
             if budget.interrupted or (mine.is_proven and budget.spare_sec < last_sec):
                 reports[index] = held
@@ -114,7 +115,7 @@ def hold_playoffs(
                 reports[index] = held  # of one finalist alone, the network's check tells as much
                 continue
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
-                reason = held.reason if index in again else "no-time"
+                reason = held.reason if index in outages.again else "no-time"
                 reports[index] = dataclasses.replace(held, reason=reason)
                 continue
             n_due = 0 if is_checked_later else sum(each.is_due for each in later)
@@ -124,13 +125,10 @@ def hold_playoffs(
                 due_sec=n_due * (LEAST_CHECK_SEC + budget.compile_task_sec),
                 most_sec=most_secs.get(index, math.inf),
             )
-            if isinstance(pool, LeasingPool) and n_pauses < _MOST_PAUSES:
-                n_pauses += _has_paused(pool, budget)
+            outages.pause()
             held = hold_playoff(session, mine, allowance, builder=builder, pool=pool)
             last_sec = held.elapsed_sec
-            is_lost = isinstance(pool, LeasingPool) and held.reason == "error"
-            if is_lost and held.winner is None and index not in again:
-                again.add(index)
+            if outages.play_again(index, held):
                 order.append(index)  # its device may be another one then
             else:
                 held = with_proven(held, mine)
@@ -141,15 +139,32 @@ def hold_playoffs(
     return reports
 
 
-def _has_paused(pool: LeasingPool, budget: Budget) -> bool:
-    """Wait until a farm that had no device is asked again, if there is time."""
-    pause_sec = pool.pause_sec
-    if not 0.0 < pause_sec < budget.spare_sec:
-        return False
-    end_sec = time.monotonic() + pause_sec
-    while time.monotonic() < end_sec and not budget.interrupted:
-        time.sleep(_PAUSE_STEP_SEC)
-    return True
+class _Outages:
+    """What the outages of a farm cost its play-offs: pauses, and second turns of tasks."""
+
+    def __init__(self, pool: WorkerPool, budget: Budget) -> None:
+        self._farm = pool if isinstance(pool, LeasingPool) else None
+        self._budget = budget
+        self._n_pauses = 0
+        self.again = set[int]()  # tasks that play once more
+
+    def pause(self) -> None:
+        """Wait until a farm that had no device is asked again, if there is time."""
+        pause_sec = 0.0 if self._farm is None else self._farm.pause_sec
+        if self._n_pauses >= _MOST_PAUSES or not 0.0 < pause_sec < self._budget.spare_sec:
+            return
+        self._n_pauses += 1
+        end_sec = time.monotonic() + pause_sec
+        while time.monotonic() < end_sec and not self._budget.interrupted:
+            time.sleep(_PAUSE_STEP_SEC)
+
+    def play_again(self, index: int, held: FinalistReport) -> bool:
+        """Say whether a task has lost its device, so that it plays once more after the others."""
+        is_lost = self._farm is not None and held.reason == "error" and held.winner is None
+        if not is_lost or index in self.again:
+            return False
+        self.again.add(index)
+        return True
 
 
 def hold_playoff(
@@ -196,8 +211,13 @@ def _play_off(
     )
 
 
-def checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterator[FinalistReport]:
-    """Hold short play-offs of tasks that are deployed without a search, until an interrupt."""
+def checked_now(context: RunContext, finalists: Sequence[Finalists]) -> list[FinalistReport]:
+    """Hold short play-offs of tasks that are deployed without a search, until an interrupt.
+
+    Returns the reports in the order of the tasks; after an interrupt, those of the first ones.
+    """
+    reports: dict[int, FinalistReport] = {}
+    order = list(range(len(finalists)))
     with (
         ScratchFolder("playoff", context.work_dir) as folder,
         _builder_and_pool(context, folder) as (builder, pool),
@@ -210,13 +230,19 @@ def checked_now(context: RunContext, finalists: Sequence[Finalists]) -> Iterator
             seed=context.seed,
             scratch_dir=folder,
         )
-        for mine in finalists:
+        outages = _Outages(pool, context.budget)
+        for index in order:
+            outages.pause()
             if context.budget.interrupted:
-                return
+                break
+            mine = finalists[index]
             held = _play_off(context, mine, options, builder, pool)
-            held = with_proven(held, mine)
-            note_unchecked(held, context.observer)
-            yield held
+            reports[index] = with_proven(held, mine)
+            if outages.play_again(index, held):
+                order.append(index)
+            else:
+                note_unchecked(reports[index], context.observer)
+    return list(reports.values())
 
 
 @contextlib.contextmanager
@@ -224,11 +250,11 @@ def _builder_and_pool(
     context: RunContext, folder: Path, time_left: Callable[[], float] | None = None
 ) -> Iterator[tuple[Builder, WorkerPool]]:
     """Open the builder and the worker that play-offs share."""
-    with (
-        contextlib.closing(kernel_worker(context, time_left)) as pool,
-        contextlib.closing(make_playoff_builder(context, folder, time_left)) as builder,
-    ):
-        yield builder, pool
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove_candidates, folder)  # when no worker holds them any more
+        pool = stack.enter_context(contextlib.closing(kernel_worker(context, time_left)))
+        made = make_playoff_builder(context, folder, time_left)
+        yield stack.enter_context(contextlib.closing(made)), pool
 
 
 def reference_timeout_sec(budget: Budget) -> float:
