@@ -183,6 +183,12 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
+def pytest_configure() -> None:
+    """Take Ctrl-C, which runs are to see, also in the background of a script, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (missing := missing_for_gpu()):
         pytest.skip(f"needs an NVIDIA GPU and nvcc; missing: {missing}")

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tvm_adaptive.errors import MACHINE_FAILURE
 from tvm_adaptive.measure_callback import commit
-from tvm_adaptive.measure_callback.commit import MAX_FAILED_ROUNDS, CommitRound, MachineHealth
+from tvm_adaptive.measure_callback.commit import (
+    MAX_FAILED_ROUNDS,
+    CommitRound,
+    MachineHealth,
+    RemoveArtifacts,
+)
 from tvm_adaptive.values.trial import RECORDED_FAILURE_SEC
 from tvm_adaptive.values.trial_log import TrialLog
 
@@ -65,3 +73,23 @@ def test_a_round_is_committed_taught_and_identified(monkeypatch):
     assert records == [(1, [2e-3]), (2, [RECORDED_FAILURE_SEC])]
     assert taught == candidates[:1]
     assert log.get(1).relative_error == pytest.approx(0.05)
+
+
+def test_a_folder_that_cannot_be_removed_yet_keeps_no_other(tmp_path, monkeypatch):
+    """As on NFS, where the library of a worker that runs is only renamed."""
+    folders = [tmp_path / name for name in ("held", "second", "third")]
+    built = [SimpleNamespace(artifact_path=None, error_msg="it did not compile")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "kernel.so").write_text("")
+        built.append(SimpleNamespace(artifact_path=str(folder / "kernel.so"), error_msg=None))
+    remove = os.rmdir
+
+    def remove_others(path, **options):
+        if Path(path).name == "held":
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", remove_others)
+    RemoveArtifacts._cls().apply(None, 0, [], built, [])
+    assert [folder.exists() for folder in folders] == [True, False, False]

@@ -136,6 +136,7 @@ def test_good_decisions_pass(decision, arms):
         (Decision(1, "x"), r"chose arm 1 \(b\), which is finished"),
         (Decision(0, "x", retired=(0,)), r"chose arm 0 \(a\), which is finished"),
         (Decision(0, "x", n_trials=0), "asked for 0 trials; ask for at least 1, or None"),
+        (Decision(0, "x", scores=np.zeros((2, 1))), r"one score per arm but got shape \(2, 1\)"),
     ],
 )
 def test_bad_decisions_are_refused(decision, text, arms):

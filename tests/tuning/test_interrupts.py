@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tvm_adaptive.tuning.budget import Budget
-from tvm_adaptive.tuning.interrupts import interruptible
+from tvm_adaptive.tuning.interrupts import interruptible, keeping_handlers
 from tvm_adaptive.workers import main as worker_main
 
 PROGRAM = Path(worker_main.__file__)
@@ -143,14 +143,42 @@ def test_a_child_of_multiprocessing_ends_alone() -> None:
     assert not budget.interrupted
 
 
-def test_nohup_stays_in_force() -> None:
-    budget, before = Budget(None), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_so(number: signal.Signals) -> None:
+    """By "nohup", or in the background of a script."""
+    budget, before = Budget(None), signal.signal(number, signal.SIG_IGN)
     try:
         with interruptible(budget.interrupt, restore_screen=pytest.fail, release=pytest.fail):
-            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(number)
         assert not budget.interrupted
+        with keeping_handlers():
+            signal.signal(number, signal.SIG_DFL)
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("is_interactive", "text"),
+    [(False, "a second one ends it within two seconds"), (True, "restart Python to end it now")],
+)
+def test_the_first_signal_says_what_ends_the_run_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_interactive: bool,
+    text: str,
+) -> None:
+    if is_interactive:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    else:
+        monkeypatch.delattr(sys, "ps1", raising=False)
+    with interruptible(Budget(None).interrupt, restore_screen=pytest.fail, release=pytest.fail):
+        signal.raise_signal(signal.SIGINT)
+        end_sec = time.monotonic() + 10.0
+        while not caplog.messages and time.monotonic() < end_sec:  # another thread logs it
+            time.sleep(0.01)
+    assert caplog.messages == [f"SIGINT: the run ends after this batch; {text}"]
 
 
 def test_other_threads_catch_nothing() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 from tests.processes import gone
 from tvm_adaptive.errors import MachineError
+from tvm_adaptive.workers import main as worker_main
 from tvm_adaptive.workers.cores import usable_physical_cores
 from tvm_adaptive.workers.fork_server import ForkServer
 from tvm_adaptive.workers.main import HEADER, kill_worker
@@ -487,3 +489,33 @@ def test_a_server_that_cannot_start_is_an_error_of_each_task(make_server, monkey
     outcome = run(make_server(), os.getpid)
     assert isinstance(outcome.error, MachineError)
     assert "could not be started" in str(outcome.error)
+
+
+@pytest.mark.parametrize(
+    ("closed", "starts_first"), [("2>&-", True), ("<&- 2>&-", False)], ids=["socket", "pipe"]
+)
+def test_what_is_written_to_a_closed_standard_error_reaches_no_worker(closed, starts_first):
+    program = f"""
+        import os, runpy
+        # The whole package takes seconds.
+        runpy.run_path({worker_main.__file__!r})["defer_package"]("tvm_adaptive")
+        from tvm_adaptive.workers.fork_server import ForkServer
+        from tvm_adaptive.workers.pool import WorkerPool
+        server = ForkServer()
+        if {starts_first}:
+            server.start()
+        pool = WorkerPool(1, server=server)
+        (first,) = pool.map(os.getppid, [()], 20.0)
+        os.write(2, b"warning")
+        (second,) = pool.map(os.getppid, [()], 20.0)
+        print(first.error, second.error, first.value == second.value)
+        pool.close()
+        server.close()
+    """
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "None None True\n"

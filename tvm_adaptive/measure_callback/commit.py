@@ -1,10 +1,12 @@
-"""Commit a measured round, without untried candidates, to the database and the cost model."""
+"""Commit a measured round, without untried candidates, and remove its artifacts."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import (
@@ -98,3 +100,25 @@ class CommitRound(PyMeasureCallback):  # type: ignore[misc]
             )
         if reason := self._health.add_round([trial.failure for trial in trials]):
             self._on_broken_machine(reason)
+
+
+@derived_object
+class RemoveArtifacts(PyMeasureCallback):  # type: ignore[misc]
+    """Remove the folders of each round's artifacts as far as possible.
+
+    TVM's own callback raises where a folder stays: on NFS a library that a worker has loaded is
+    only renamed.
+    """
+
+    def apply(
+        self,
+        _task_scheduler: Any,
+        _task_id: int,
+        _measure_candidates: Sequence[Any],
+        builder_results: Sequence[Any],
+        _runner_results: Sequence[Any],
+    ) -> None:
+        """Remove the artifacts of one round."""
+        for built in builder_results:
+            if built.artifact_path is not None:
+                shutil.rmtree(Path(str(built.artifact_path)).parent, ignore_errors=True)

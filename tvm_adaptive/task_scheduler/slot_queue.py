@@ -318,6 +318,13 @@ def check_decision(decision: Decision, arms: Sequence[Arm]) -> None:
         raise InvalidOptionError(
             f"The policy asked for {decision.n_trials} trials; ask for at least 1, or None."
         )
+    if decision.scores is not None:
+        shape = np.asarray(decision.scores, dtype=np.float64).shape
+        if shape != (len(arms),):
+            raise InvalidOptionError(
+                f"The policy must give one score per arm but got shape {shape}; there are "
+                f"{len(arms)} arms. Give nan for those that were not compared, or None."
+            )
 
 
 def decision_fields(decision: Decision, arms: Sequence[Arm]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # In the pipe of signals: no signal has this number.
 _END = b"\0"
+# They request an end.
+_SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A shell reports it for a program that Ctrl-C ended.
 EXIT_INTERRUPTED = 130
 # One keystroke, one closed terminal and one "kill" may arrive twice: from the kernel and
@@ -42,13 +44,13 @@ def interruptible(
     restore_screen: Callable[[], None],
     release: Callable[[], None],
 ) -> Iterator[None]:
-    """Turn signals into a flag; a second one ends the process within two seconds.
+    """Turn signals into a flag; a second one ends a program within two seconds.
 
     Python's own handler would raise wherever the main thread happens to be; inside TVM's
     native search that is a segmentation fault. Workers end with the process. Outside the
-    main thread, where Python sets no handlers, nothing is caught; in an interactive
-    interpreter a second signal ends nothing, as its variables are the user's. A process that
-    the program forks meanwhile has the handlers of before.
+    main thread, where Python sets no handlers, nothing is caught, and signals that are ignored
+    stay ignored; in an interactive interpreter a second signal ends nothing, as its variables
+    are the user's. A process that the program forks meanwhile has the handlers of before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -100,7 +102,7 @@ def keeping_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in _numbers()}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
     finally:
@@ -115,7 +117,7 @@ def raise_when_signalled() -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    for number in _numbers() - {signal.SIGINT}:  # which Python raises, unless a shell ignores it
+    for number in _numbers() - {signal.SIGINT}:  # which Python raises itself
         signal.signal(number, signal.default_int_handler)
 
 
@@ -155,12 +157,9 @@ os.register_at_fork(
 
 
 def _numbers() -> frozenset[int]:
-    """Return the signals that request an end."""
-    numbers = {signal.SIGINT, signal.SIGTERM}
-    # "nohup" lets a run outlive its terminal.
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.add(signal.SIGHUP)
-    return frozenset(numbers)
+    """Return the signals that request an end: those that this process does not ignore."""
+    # Some are ignored on purpose: by "nohup", and Ctrl-C in the background jobs of scripts.
+    return frozenset(each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN)
 
 
 def _watch(
@@ -168,20 +167,22 @@ def _watch(
 ) -> None:
     """Handle signals until the end is written to the pipe."""
     first_sec: float | None = None
+    is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    sooner = "a second one ends it within two seconds"
+    if is_interactive:  # its variables are the user's
+        sooner = "restart Python to end it now"
+    text = f"%s: the run ends after this batch; {sooner}"
     while (received := os.read(reads, 64)) and not received.endswith(_END):
         for number in numbers.intersection(received):
             name = signal.Signals(number).name
             if first_sec is None:
                 first_sec = time.monotonic()
                 interrupt()
-                _log(
-                    "%s: the run ends after this batch; a second one ends it within two seconds",
-                    name,
-                )
+                _log(text, name)
             elif time.monotonic() - first_sec < _ONE_REQUEST_SEC:
                 continue  # an echo of the first one
-            elif hasattr(sys, "ps1") or sys.flags.interactive:
-                _log("%s: the run ends after this batch; restart Python to end it now", name)
+            elif is_interactive:
+                _log(text, name)
             else:
                 end(name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from tvm_adaptive._tvm import device, from_dlpack, load_module, tvm
 from tvm_adaptive._tvm.loading import load_until_dropped
+from tvm_adaptive.workers.scratch import ScratchFolder
 
 # A file of this machine: path, inode, time and size.
 _File: TypeAlias = tuple[str, int, int, int]
@@ -97,8 +97,9 @@ def _load_file(path: str, file: _File, load_path: Callable[[str], Any]) -> Any:
     if _loaded.setdefault(file[0], file) == file:
         return load_path(path)
     # The system knows a library by its path, and would return the one that was there before.
-    with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
-        return load_path(shutil.copy(path, folder))
+    # On NFS the folder stays while the copy is loaded.
+    with ScratchFolder("library", Path(path).parent) as folder:
+        return load_path(shutil.copy(path, str(folder)))
 
 
 def load_once(path: str) -> Any:

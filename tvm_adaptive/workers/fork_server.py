@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_adaptive.errors import MachineError
+from tvm_adaptive.workers.forks import open_standard_streams
 from tvm_adaptive.workers.main import MAX_MESSAGE_BYTES
 
 # A fork waits for the imports, which take seconds, and tens of seconds where the machine
@@ -156,6 +157,7 @@ class _Connection:
         self._numbers = itertools.count(1)
         self._has_forked = False
         self._owner = os.getpid()
+        open_standard_streams()
         # SOCK_SEQPACKET keeps the borders between messages.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started: Future[None] = Future()

@@ -52,8 +52,22 @@ def run_in_forks(job: Callable[[int], object], n_jobs: int, n_processes: int) ->
             job(number)
 
 
+def open_standard_streams() -> None:
+    """Open /dev/null for standard streams that are closed.
+
+    Otherwise the next pipe or socket gets such a number, and what native code writes to standard
+    error goes there.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
 def pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
     """Return the ends of a pipe to read and to write, which the stack closes."""
+    open_standard_streams()
     reads, writes = os.pipe()
     stack.callback(os.close, reads)
     stack.callback(os.close, writes)

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from tvm_adaptive.workers.file_system import text_of
@@ -75,9 +76,26 @@ class Owner:
         present = Owner.of(self.pid, proc)
         return dataclasses.replace(present, started=self.started) == self != present
 
+    def is_alive_here(self) -> bool:
+        """Say whether it is a process of this machine and container; True if unknown."""
+        return Owner.of(self.pid) == self
+
 
 def remove_abandoned(place: Path) -> None:
     """Remove scratch folders whose owners, of the same user and machine, are gone."""
+    _remove_where(place, Owner.is_gone)
+
+
+def remove_others(place: Path) -> None:
+    """Remove all scratch folders but those of living processes here, from a locked directory.
+
+    Who has its lock knows that those of other machines and containers are gone, too.
+    """
+    _remove_where(place, lambda owner: not owner.is_alive_here())
+
+
+def _remove_where(place: Path, is_gone: Callable[[Owner], bool]) -> None:
+    """Remove the scratch folders of this user that name such an owner."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if not entry.name.startswith(PREFIX):
@@ -87,7 +105,7 @@ def remove_abandoned(place: Path) -> None:
                 if not is_ours or not entry.is_dir(follow_symlinks=False):
                     continue
                 folder = Path(entry.path)
-                if Owner(**json.loads((folder / OWNER_FILE).read_bytes())).is_gone():
+                if is_gone(Owner(**json.loads((folder / OWNER_FILE).read_bytes()))):
                     _remove(folder)
 
 

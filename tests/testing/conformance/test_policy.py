@@ -101,6 +101,21 @@ class OneScore:
         return dataclasses.replace(round_robin().choose(arms, rng), scores=np.zeros(1))
 
 
+class Unguarded:
+    """Does not look whether any arm is left."""
+
+    def choose(self, arms, rng):
+        live = [k for k, arm in enumerate(arms) if not arm.finished]
+        return Decision(max(live, key=lambda k: -arms[k].n_slots), "x")
+
+
+class Named:
+    """Gives an arm's index as a text."""
+
+    def choose(self, arms, rng):
+        return Decision("0", "x")
+
+
 class NoDecision:
     """Returns a bare index."""
 
@@ -143,17 +158,15 @@ class Burying:
         (OwnDice, "the same seed led to different choices"),
         (OneScore, r"one score per arm but got shape \(1,\)"),
         (NoDecision, "expected a Decision but got 0"),
+        (Vandal, r"choose\(\) with \d arms left raised ValueError: .*read-only"),
+        (Unguarded, r"choose\(\) with 0 arms left raised ValueError"),
+        (Named, "the check of a decision raised TypeError"),
         (Hopeful, "kept the policy from the other one for 30 slots"),
     ],
 )
 def test_what_does_not_conform_is_named(make, match):
     with pytest.raises(AssertionError, match=match):
         check_policy(make)
-
-
-def test_histories_cannot_be_written_to():
-    with pytest.raises(ValueError, match="read-only"):
-        check_policy(Vandal)
 
 
 def test_a_seed_of_ones_own():

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
 from tvm_adaptive.task_scheduler.slot_queue import check_decision
+from tvm_adaptive.testing.conformance.raising import must_not_raise
 from tvm_adaptive.testing.recording import Recording
 from tvm_adaptive.testing.replay import ReplayRun, replay
 from tvm_adaptive.testing.synthetic import SyntheticArm, record_arms
@@ -95,8 +95,7 @@ def check_failing_arms(make_policy: MakePolicy, seed: int) -> None:
 def check_nothing_left(make_policy: MakePolicy, seed: int) -> None:
     """Require that a run ends with all arms finished, also before any was played."""
     arms = [Arm(f"arm{k}", 1.0, 1e9, np.empty(0), 0, 0.0, finished=True) for k in range(_N_ARMS)]
-    decision = make_policy().choose(arms, np.random.default_rng(seed))
-    assert decision.arm is None, f"all arms are finished, but the policy chose {decision.arm}"
+    _Watched(make_policy()).choose(arms, np.random.default_rng(seed))
 
 
 def check_same_seed(make_policy: MakePolicy, seed: int) -> None:
@@ -181,16 +180,13 @@ class _Watched:
         """Call the policy and check its decision."""
         for arm in arms:
             arm.latencies_ms.flags.writeable = False
-        decision = self.policy.choose(arms, rng)
+        n_left = sum(not arm.finished for arm in arms)
+        with must_not_raise(f"choose() with {n_left} arms left"):
+            decision = self.policy.choose(arms, rng)
         self.n_decisions += 1
         assert isinstance(decision, Decision), f"expected a Decision but got {decision!r}"
-        try:
+        with must_not_raise("the check of a decision"):
             check_decision(decision, arms)
-        except InvalidOptionError as error:
-            raise AssertionError(str(error)) from error
-        if decision.scores is not None:
-            shape = np.shape(decision.scores)
-            assert shape == (len(arms),), f"expected one score per arm but got shape {shape}"
         limit = _MANY_SLOTS * len(arms)
         assert self.n_decisions < limit, f"the policy had not ended the run after {limit} slots"
         self._count_waits(arms, decision)
