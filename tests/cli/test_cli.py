@@ -330,6 +330,10 @@ def test_a_report_is_opened_if_one_asks_for_it(tmp_path, monkeypatch):
     assert opened == [page.as_uri()]
 
 
+FAILED = TaskOutcome("odd", 1.0, 16, 16, math.inf)
+NOTHING_TUNED = {"shortfall": "nothing is tuned; the library is the untuned one"}
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -340,6 +344,12 @@ def test_a_report_is_opened_if_one_asks_for_it(tmp_path, monkeypatch):
         ({"comparison": None, "shortfall": "no time was left to run net.so"}, 0),
         ({"comparison": None, "shortfall": "untuned, it is slow", "failure": "ld: no room"}, 1),
         ({"interrupted": True, "comparison": None}, 130),
+        ({"tasks": (FAILED,), "comparison": None, **NOTHING_TUNED}, 1),
+        ({"tasks": (FAILED,), **NOTHING_TUNED}, 1),  # beside its framework
+        ({"tasks": (TaskOutcome("late", 1.0, 0, 0, math.inf),), **NOTHING_TUNED}, 0),
+        ({"tasks": (FAILED, TaskOutcome("known", 1.0, 0, 0, 1e-3, played_off=True))}, 0),
+        ({"tasks": (FAILED, TaskOutcome("drafted", 1.0, 0, 0, 1e-3, in_network=True))}, 0),
+        ({"tasks": (FAILED,), "interrupted": True, "comparison": None}, 130),
     ],
 )
 def test_exit_codes(changes, code):

@@ -223,7 +223,7 @@ def test_what_is_no_run_gets_one_line(tmp_path: Path, capsys: Captured) -> None:
     assert "is no run's directory" in capsys.readouterr().err
     Journal(tmp_path / "journal.jsonl").close()
     assert main(["show", str(tmp_path)]) == 2
-    assert "has not begun" in capsys.readouterr().err
+    assert "There is no run" in capsys.readouterr().err
     (tmp_path / "journal.jsonl").write_text("no journal\nat all\n")
     assert main(["show", str(tmp_path)]) == 2
     assert "is not valid JSON" in capsys.readouterr().err

@@ -247,7 +247,7 @@ def test_while_a_task_has_nothing_only_checks_of_the_others_are_reserved():
         budget.update_reserve(progress_of(best_secs), (), 16)
         assert budget.reserve_sec == pytest.approx(reserve_sec)
     # Compiling what is not tuned takes less; play-offs spend their own reserve.
-    budget.release_playoffs(tuned_share(progress_of((1e-3, math.inf))))
+    budget.release_playoffs(tuned_share(progress_of((1e-3, math.inf)), ()))
     assert budget.reserve_sec == 35.0
     assert budget.spare_sec == 580.0 - 35.0
 
@@ -260,8 +260,17 @@ def test_a_short_run_reserves_less_for_checks():
 
 
 def test_a_task_with_a_result_counts_as_tuned():
-    assert tuned_share(progress_of([1e-3, math.inf])) == 0.5
-    assert tuned_share(RunProgress([])) == 0.0
+    assert tuned_share(progress_of([1e-3, math.inf]), ()) == 0.5
+    assert tuned_share(progress_of([1e-3, math.inf]), ("1",)) == 1.0
+    assert tuned_share(RunProgress([]), ()) == 0.0
+
+
+def test_what_an_earlier_run_has_proven_is_compiled_as_what_the_search_has_found():
+    budget = budget_with(600.0, 580.0)
+    budget.plan_reserve(FinishConfig(), 2, EndCosts(50.0, 20.0))
+    for proven, later_sec in (((), 35.0), (("1",), 50.0)):
+        budget.update_reserve(progress_of([1e-3, math.inf], n_trials=0), proven, 16)
+        assert budget.reserve_parts["later"] == later_sec
 
 
 @pytest.mark.parametrize(
@@ -392,6 +401,33 @@ def test_weights_are_reserved_of_the_heaviest_form_that_was_tried():
         assert reserved_sec() == expected_sec
 
 
+def test_what_the_search_did_not_reach_is_compiled_if_an_earlier_run_has_proven_it():
+    budget = with_network_check()
+    progress = network_of([(1e-3, 2e-3, 0.6), (math.inf, math.inf, math.nan)])
+    progress.tasks[1].n_trials = 0
+    budget.update_reserve(progress, ("1",), 16)
+    assert budget.reserve_parts["compile"] == pytest.approx(2 * 0.6 / 2)
+
+
+@pytest.mark.parametrize(
+    ("proven", "n_built", "weights_sec"),
+    [((), 0, 0.0), (("input", "product"), 2, 3.0), (("product",), 0, 3.0), (("conv",), 1, 0.0)],
+)
+def test_a_form_that_is_proven_is_compiled_before_any_form_is_timed(proven, n_built, weights_sec):
+    budget = with_network_check(weight_secs={"product": 3.0})
+    forms = {"conv": "", "input": "2x2", "product": "2x2"}
+    tasks = [TaskProgress(name, 1.0, key=FormKey("conv", form)) for name, form in forms.items()]
+    first = TaskProgress("first", 1.0, 4, best_sec=1e-3, build_sec=0.5)
+    progress = RunProgress([first, *tasks])
+    budget.update_reserve(progress, proven, 16)
+    assert budget.reserve_parts["compile"] == pytest.approx((1 + n_built) * 0.5 / 2)
+    assert budget.reserve_parts["weights"] == weights_sec
+    with_playoffs = budget_with(600.0, 580.0)
+    with_playoffs.plan_reserve(FinishConfig(), 2, EndCosts())
+    with_playoffs.update_reserve(progress, proven, 16)
+    assert (with_playoffs.reserve_sec <= 1.0) == (n_built == 0)  # there is a gap
+
+
 def test_playoffs_take_a_share_of_a_short_budget_at_the_most():
     budget = with_network_check()
     budget._clock.now += 80.0
@@ -411,11 +447,14 @@ def test_without_a_check_within_the_network_all_playoffs_are_reserved(changes):
 
 def test_compiling_a_network_takes_what_its_candidates_took():
     known, unknown, open_one = (1e-3, 2e-3, 0.4), (1e-3, 2e-3, math.nan), (math.inf,) * 2
-    assert tuned_compile_sec(network_of([]), 9.0) == 0.0
-    assert tuned_compile_sec(network_of([(*open_one, 0.4)]), 9.0) == 0.0
-    assert tuned_compile_sec(network_of([unknown, unknown]), 9.0) == 18.0
-    assert tuned_compile_sec(network_of([known, known]), 9.0) == pytest.approx(0.8)
-    assert tuned_compile_sec(network_of([known, unknown]), 9.0) == pytest.approx(0.8)
+    assert tuned_compile_sec(network_of([]), (), 9.0) == 0.0
+    assert tuned_compile_sec(network_of([(*open_one, 0.4)]), (), 9.0) == 0.0
+    assert tuned_compile_sec(network_of([unknown, unknown]), (), 9.0) == 18.0
+    assert tuned_compile_sec(network_of([known, known]), (), 9.0) == pytest.approx(0.8)
+    assert tuned_compile_sec(network_of([known, unknown]), (), 9.0) == pytest.approx(0.8)
+    # One function that takes long to build says little of the others.
+    assert tuned_compile_sec(network_of([known, unknown]), (), 0.1) == pytest.approx(0.5)
+    assert tuned_compile_sec(network_of([known] * 2), (), 0.1) == pytest.approx(0.8)
 
 
 def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:

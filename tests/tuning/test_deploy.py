@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -347,6 +348,14 @@ def test_what_this_processor_lacks_is_needed_though_nothing_has_run_here(monkeyp
         found = manifest_module.features_of(context)
         assert ("avx512f" in found) == is_needed
         assert "avx2" in found
+
+
+def test_another_architecture_is_refused_where_this_machine_would_link(tmp_path):
+    name = "x86_64" if platform.machine() in ("aarch64", "arm64") else "aarch64"
+    target = {"kind": "llvm", "mtriple": f"{name}-linux-gnu", "num-cores": 2}
+    with pytest.raises(InvalidOptionError, match=f"is for {name}, but this machine is"):
+        apply("te:GMM", out_dir=tmp_path / "out", target=target, config=QUICK)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_is_not_applied_over_a_run(run, capsys):

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 import tvm_adaptive
+from tests.faults.test_machine import REASON, failing
 from tests.tuning.runs import QUICK
 from tests.tuning.test_deploy import FACTORY
-from tvm_adaptive._tvm import IRModule
+from tvm_adaptive._tvm import IRModule, memory_database
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError
+from tvm_adaptive.errors import InvalidOptionError, MachineError, StoreError, WorkerError
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.models import Network
-from tvm_adaptive.tuning import embedding, torch_backend
+from tvm_adaptive.tuning import deploy, embedding, torch_backend
 from tvm_adaptive.tuning.checks import network as network_check
 from tvm_adaptive.tuning.config import FinishConfig
 from tvm_adaptive.workers.environment import Environment
@@ -161,6 +162,35 @@ def test_the_untuned_library_is_not_returned_for_a_tuned_one(compiled, tmp_path,
 
 def refuse(*_arguments, **_options):
     raise RuntimeError("the linker found no room")
+
+
+def test_a_machine_that_fails_is_an_error_and_no_interrupt(compiled, tmp_path, monkeypatch):
+    folder, _ = compiled
+    monkeypatch.chdir(folder)
+    config = QUICK.replace(store=str(tmp_path / "empty.db"))
+    with failing(lambda _number: True), pytest.raises(MachineError, match=REASON):
+        tvm_adaptive.compile("embedded:make", trials=8, config=config)
+
+
+@pytest.mark.parametrize(
+    ("fails", "keeps"), [("check", True), ("check", False), ("compilation", False)]
+)
+def test_errors_name_a_journal_that_is_there(compiled, tmp_path, monkeypatch, fails, keeps):
+    folder, _ = compiled
+    monkeypatch.chdir(folder)
+    if fails == "check":
+        monkeypatch.setattr(deploy, "checked_database", lambda *_: memory_database())
+        error, text = InvalidOptionError, "passed its check"
+    else:
+        monkeypatch.setattr(network_check, "export_module", refuse)
+        error, text = WorkerError, "cannot be deployed: .*no room"
+    config = QUICK.replace(store=str(folder / "records.db"))
+    with pytest.raises(error, match=text) as raised:
+        tvm_adaptive.compile("embedded:make", config=config, work_dir=tmp_path if keeps else None)
+    journal = tmp_path / "applied" / "apply.jsonl"
+    assert journal.is_file() == (str(journal) in str(raised.value)) == keeps
+    assert ("the journal that work_dir= keeps" in str(raised.value)) == (not keeps)
+    assert ("apply.jsonl" in str(raised.value)) == keeps
 
 
 def test_a_model_counts_as_tuned_only_in_its_store_and_where_it_was_measured(monkeypatch):
@@ -375,16 +405,19 @@ def test_views_of_memory_run_in_pytorch(torch, backend, tmp_path):
         torch.testing.assert_close(function(value), rows(value))
 
 
+def compile_copies(graph, arguments):
+    """Return what runs a graph in PyTorch, and returns tensors of their own."""
+
+    def run(*inputs):
+        return tuple(each.clone() for each in graph._graph(*inputs))
+
+    held = [*graph._graph.parameters(), *graph._graph.buffers()]
+    return run, torch_backend._Weights(arguments, [], held)
+
+
 @pytest.mark.parametrize("case", ["output", "input", "same", "part", "alias"])
 def test_what_follows_a_graph_sees_what_shares_memory(torch, backend, monkeypatch, case):
     """Compiled networks return tensors of their own."""
-
-    def compile_copies(graph, arguments):
-        def run(*inputs):
-            return tuple(each.clone() for each in graph._graph(*inputs))
-
-        held = [*graph._graph.parameters(), *graph._graph.buffers()]
-        return run, torch_backend._Weights(arguments, [], held)
 
     def function(x):
         y = x if case == "input" else x * 2
@@ -408,6 +441,41 @@ def test_what_follows_a_graph_sees_what_shares_memory(torch, backend, monkeypatc
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
         torch.testing.assert_close(given, expected[0] if case == "input" else value)
+
+
+@pytest.mark.parametrize("case", ["channels last", "columns", "type"])
+def test_outputs_that_share_memory_without_a_whole_one_run_in_pytorch(
+    torch, backend, monkeypatch, case
+):
+    def function(x):
+        y = x * 2
+        if case == "type":
+            first, view = x, x.view(torch.int32)
+        else:
+            first = y[:, :4] if case == "columns" else y
+            view = first[0]
+        z = x + 1
+        torch._dynamo.graph_break()
+        view.zero_()
+        return first, view, z
+
+    monkeypatch.setattr(torch_backend._Graph, "_compile", compile_copies)
+    value = torch.randn(2, 8, 4, 4)
+    if case == "channels last":
+        value = value.to(memory_format=torch.channels_last)
+    compiled = torch.compile(function, backend=backend)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="its outputs share memory"):
+        found = compiled(value.clone())
+    with torch.no_grad():
+        expected = function(value.clone())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parts_without_common_elements_are_compiled(torch, axis):
+    parts = torch.zeros(4, 8).chunk(2, axis)
+    assert torch_backend._views_of([], parts) == {}
 
 
 def test_views_of_inputs_that_share_memory_run_in_pytorch(torch, backend, monkeypatch):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +211,34 @@ def test_what_a_killed_attempt_has_left_is_removed_and_nothing_else(make_session
         assert not left.exists()
         assert not scratch.exists()
         assert mine.exists()
+
+
+def test_what_workers_held_in_a_batch_is_removed_after_their_end(make_session: Any) -> None:
+    session = make_session()
+    left = session.work_dir / "artifacts" / "candidate-x"
+    mine = session.work_dir / "artifacts" / "mine.txt"
+    with contextlib.closing(make_parts(session)):
+        left.mkdir(parents=True)
+        (left / "a.so").write_text("")
+        mine.write_text("")
+    assert not left.exists()
+    assert mine.exists()
+
+
+def test_a_file_that_is_held_for_a_moment_does_not_keep_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "artifacts" / "candidate-x"
+    left.mkdir(parents=True)
+    remove, held = os.rmdir, [left.name]
+
+    def remove_later(path: Any, **options: Any) -> None:
+        if Path(path).name in held:
+            held.remove(Path(path).name)
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", remove_later)
+    parts_module.remove_candidates(tmp_path)
+    assert held == []
+    assert not left.exists()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from tests.journals import MemoryJournal
 from tests.tuning.observers import Notes
 from tests.tuning.runs import QUICK
 from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning import session as session_file
 from tvm_adaptive.tuning.config import DEFAULT, MeasureConfig
 from tvm_adaptive.tuning.session import (
@@ -27,6 +29,7 @@ from tvm_adaptive.tuning.session import (
     open_session,
 )
 from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.workers.scratch import OWNER_FILE, ScratchFolder
 
 
 class FailingJournal(MemoryJournal):
@@ -82,8 +85,11 @@ def test_what_the_machine_cannot_do_ends_a_run_that_can_be_resumed(
         f"; the run ends here. {fix}, then continue with --resume {session.work_dir}"
     )
     assert session.budget.interrupted
+    assert problem in session.budget.machine_failure
     messages = [event["message"] for event in journal.of("error")]
     assert messages == ([problem] if cause == "machine" else [])
+    session.budget.interrupt()  # by a signal
+    assert session.budget.machine_failure == ""
 
 
 def test_a_disk_that_lets_nothing_run_is_refused(
@@ -149,3 +155,30 @@ def test_with_room_for_it_a_run_goes_on(make_session: Any, set_free_bytes: Any) 
     set_free_bytes(LEAST_FREE_BYTES - 2**20)
     with pytest.raises(InvalidOptionError, match="no room for a run: only 31 MiB"):
         check_disk_space(session.work_dir / "not" / "there")
+
+
+@pytest.mark.parametrize("is_run", [True, False])
+def test_scratch_folders_of_another_node_are_removed_by_who_has_the_directory(
+    tmp_path: Path, is_run: bool
+) -> None:
+    mine, users, left = (
+        ScratchFolder("network", tmp_path),
+        tmp_path / "tvm-adaptive-main",
+        tmp_path / "tvm-adaptive-network-x",
+    )
+    owner = json.loads((mine.path / OWNER_FILE).read_text())
+    users.mkdir()
+    left.mkdir()
+    elsewhere = {**owner, "host": "other", "boot": "another", "namespace": "pid:[1]"}
+    (left / OWNER_FILE).write_text(json.dumps(elsewhere))
+    options = RunOptions(what="net", work_dir=tmp_path, trials=1, config=QUICK)
+    opened: AbstractContextManager[Any] = (
+        open_session(options, server=Mock())
+        if is_run
+        else deploy._opened(tmp_path, QUICK, None, None, Mock())
+    )
+    with opened:
+        assert not left.exists()
+        assert mine.path.exists()
+        assert users.exists()
+    mine.remove()

@@ -66,7 +66,7 @@ from tvm.s_tir.meta_schedule.cost_model import CostModel, PyCostModel
 from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
 from tvm.s_tir.meta_schedule.extracted_task import ExtractedTask
 from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
-from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback, RemoveBuildArtifact
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
 from tvm.s_tir.meta_schedule.relax_integration import (
     extract_tasks,
     extracted_tasks_to_tune_contexts,

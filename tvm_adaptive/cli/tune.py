@@ -154,12 +154,18 @@ def exit_code(report: TuneReport) -> int:
     """Return the exit code of a report."""
     if report.interrupted:
         return EXIT_INTERRUPTED
-    if report.failure:
+    if report.failure or _is_fruitless(report):
         return EXIT_BAD_RESULT
     if report.comparison is None:
         # Without time to compare, the result contains only checked records, or none.
         return EXIT_OK if report.shortfall else EXIT_BAD_RESULT
     return EXIT_OK if report.comparison.agree else EXIT_BAD_RESULT
+
+
+def _is_fruitless(report: TuneReport) -> bool:
+    """Whether all trials failed, and no kernel was checked, by this run or an earlier one."""
+    has_winner = any(task.played_off or task.in_network for task in report.tasks)
+    return 0 < report.n_trials == report.n_errors and not has_winner
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> None:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from tvm_adaptive.measure_callback.progress import RunProgress
+from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
 from tvm_adaptive.tuning.config import FinishConfig
 from tvm_adaptive.tuning.stakes import (
     PLAYOFF_SHARE,
@@ -16,6 +16,7 @@ from tvm_adaptive.tuning.stakes import (
     plausible_gain,
     worth_playing,
 )
+from tvm_adaptive.values.forms import in_use
 
 # The next round is expected to take as long as the mean of this many. A longer one spends some
 # of the reserve, the largest part of which is rounds of the comparison that can be shorter;
@@ -105,6 +106,7 @@ class Budget:
         self.reserve_sec = 0.0
         self.reserve_parts: dict[str, float] = {}  # what it is for, in seconds, for the journal
         self.interrupted = False
+        self.machine_failure = ""  # that has interrupted the run; "" for a signal
         self.stop_reason = ""  # why the search ended before its seconds were spent
         self.plateau = Plateau()
         self._reserve = _Reserve()
@@ -151,9 +153,9 @@ class Budget:
         """Whether tasks may be checked within the network instead of in a play-off."""
         return self._reserve.costs.network_check_sec is not None
 
-    def interrupt(self) -> None:
-        """Request a clean stop, e.g. from a signal handler."""
-        self.interrupted = True
+    def interrupt(self, machine_failure: str = "") -> None:
+        """Request a clean stop: a signal without a reason, or a failure of the machine."""
+        self.interrupted, self.machine_failure = True, machine_failure
 
     @property
     def stopped(self) -> str:
@@ -223,29 +225,32 @@ class Budget:
         """Set the reserve of a search; smaller while some task has nothing to deploy.
 
         Untuned, a function often takes a hundred times as long; play-offs gain a few
-        percent. ``proven`` names the tasks of which an earlier run has proven a record.
+        percent. ``proven`` names the tasks of which an earlier run has proven a record, which is
+        compiled also if the search does not reach the task.
         """
-        reserve, costs, share = self._reserve, self._reserve.costs, tuned_share(progress)
+        reserve, costs = self._reserve, self._reserve.costs
+        used, share = _tasks_in_use(progress, proven), tuned_share(progress, proven)
         has_gaps = any(
-            math.isinf(task.best_sec)
+            not _has_result(task, proven)
             and not task.is_given_up
             and task.n_trials < n_trials_per_round
-            and task.name not in proven
-            for task in progress.used_tasks
+            for task in used
         )
         if costs.network_check_sec is None:
+            check_sec = tuned_share(progress, ()) * reserve.check_sec  # none of what is proven
             later = {"later": costs.after_playoffs_sec(share)}
-            first = {"play-off": share * reserve.check_sec if has_gaps else reserve.playoff_sec}
+            first = {"play-off": check_sec if has_gaps else reserve.playoff_sec}
         else:
-            n_tasks = len(progress.used_tasks)
-            build_sec = tuned_compile_sec(progress, costs.compile_sec / max(n_tasks, 1))
+            n_tasks = len(used)
+            default_sec = costs.compile_sec / max(n_tasks, 1)
+            build_sec = tuned_compile_sec(progress, proven, default_sec)
             # Reading, packing and linking a network take about as long as the code of its
             # untuned functions, which stays in the reserve for that.
             later = {
                 "later": costs.least_later_sec,
                 "compile": build_sec / reserve.n_compilers,
                 "check": costs.network_check_sec,
-                "weights": self._weights_sec(progress),
+                "weights": self._weights_sec(progress, proven),
             }
             # A task without trials is drafted.
             drafts_sec = (1.0 - share) * n_tasks * reserve.draft_sec
@@ -259,13 +264,14 @@ class Budget:
         self.reserve_parts = first | later
         self.reserve_sec = sum(self.reserve_parts.values())
 
-    def _weights_sec(self, progress: RunProgress) -> float:
+    def _weights_sec(self, progress: RunProgress, proven: Container[str]) -> float:
         """Return the seconds of writing weights, of the fastest forms or the heaviest tried."""
         used = {task.name: task for task in progress.used_tasks}
         known = {task.key.group for task in used.values() if math.isfinite(task.best_sec)}
         most: dict[str, float] = {}
         for task in progress.tasks:
-            if task.n_trials and (task.name in used or task.key.group not in known):
+            is_open = task.n_trials or task.name in proven
+            if is_open and (task.name in used or task.key.group not in known):
                 own_sec = self._reserve.costs.weight_secs.get(task.name, 0.0)
                 most[task.key.group] = max(own_sec, most.get(task.key.group, 0.0))
         return math.fsum(most.values())
@@ -340,20 +346,42 @@ class Budget:
         return min(finish.n_qualifiers * _QUALIFIER_SEC, finish.max_share * total_sec)
 
 
-def tuned_share(progress: RunProgress) -> float:
-    """Return the share of the tasks that have a result."""
-    n_tuned = sum(math.isfinite(task.best_sec) for task in progress.used_tasks)
-    return n_tuned / max(len(progress.used_tasks), 1)
+def tuned_share(progress: RunProgress, proven: Container[str]) -> float:
+    """Return the share of the tasks that have a result, of this run or an earlier one."""
+    used = _tasks_in_use(progress, proven)
+    return sum(_has_result(task, proven) for task in used) / max(len(used), 1)
 
 
-def tuned_compile_sec(progress: RunProgress, default_sec: float) -> float:
+def tuned_compile_sec(progress: RunProgress, proven: Container[str], default_sec: float) -> float:
     """Return the seconds that compiling the best candidate of each task takes, in one process.
 
-    A task whose build was not timed takes as long as the others; ``default_sec`` if none was.
-    Builds of candidates, each with a linker and beside others, take a little longer than that.
+    A task whose build was not timed takes as long as the others, at most ``default_sec``, and
+    just as long if none was. Builds of candidates, each with a linker and beside others, take a
+    little longer than that.
     """
-    tuned = [task for task in progress.used_tasks if math.isfinite(task.best_sec)]
+    tuned = [task for task in _tasks_in_use(progress, proven) if _has_result(task, proven)]
     known = [task.build_sec for task in tuned if math.isfinite(task.build_sec)]
-    if not known:
-        return len(tuned) * default_sec
-    return math.fsum(known) * len(tuned) / len(known)
+    # A search begins with large functions: their builds alone must not end it.
+    rest_sec = min(math.fsum(known) / len(known), default_sec) if known else default_sec
+    return math.fsum(known) + (len(tuned) - len(known)) * rest_sec
+
+
+def _has_result(task: TaskProgress, proven: Container[str]) -> bool:
+    return math.isfinite(task.best_sec) or task.name in proven
+
+
+def _tasks_in_use(progress: RunProgress, proven: Container[str]) -> list[TaskProgress]:
+    """Return the tasks of the fastest forms; where none is timed, of one that is proven.
+
+    Which proven form is the fastest is not known yet. The one with the most tasks takes the
+    longest to compile.
+    """
+    timed = {task.key.group for task in progress.used_tasks if math.isfinite(task.best_sec)}
+
+    def cost(task: TaskProgress) -> float:
+        if task.key.group in timed:
+            return task.share_sec
+        return -1.0 if _has_result(task, proven) else math.inf
+
+    used = in_use([task.key for task in progress.tasks], [cost(task) for task in progress.tasks])
+    return [task for task, is_used in zip(progress.tasks, used, strict=True) if is_used]

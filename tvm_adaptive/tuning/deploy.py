@@ -54,6 +54,7 @@ from tvm_adaptive.tuning.session import (
 from tvm_adaptive.tuning.target import (
     FARM_RUNNERS,
     TargetLike,
+    check_architecture,
     describe_target,
     environment_of,
     farm_of,
@@ -64,6 +65,7 @@ from tvm_adaptive.tuning.turns import time_thread_counts
 from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.fork_server import ForkServer
+from tvm_adaptive.workers.scratch import remove_others
 
 # Returns the finalists of some tasks.
 _Records = Callable[[Sequence[ExtractedTask]], list[Finalists]]
@@ -232,12 +234,14 @@ def apply_network(
     observer: Observer | None = None,
     least_proven_share: float,
     server: ForkServer,
+    keeps_journal: bool = True,
 ) -> tuple[Path, Comparison | None, str] | None:
     """Compile a network for this machine as :func:`apply` does, with the store's records.
 
     Returns its library, the comparison and why there is none. None if an earlier run has proven
     records of less than a share of its calls, or there is no store; no play-off is held. With a
-    share of 0, all records count, as for :func:`apply`.
+    share of 0, all records count, as for :func:`apply`. Errors do not refer to a journal that the
+    caller removes (``keeps_journal``).
     """
     names = (MANIFEST_FILE, *library_names(network, farm_of(config)))
     _refuse_others(Path(out_dir), names, "work_dir")
@@ -245,7 +249,9 @@ def apply_network(
         environment = environment_of(context.target, context.config)
         context.journal.write("apply", what=network.name, run=None, **environment.as_fields())
         with _records(None, context, environment) as records:
-            compiled = _compiled(context, network, records, least_proven_share)
+            compiled = _compiled(
+                context, network, records, least_proven_share, keeps_journal=keeps_journal
+            )
         if compiled is None:
             return None
         check, library, comparison = compiled
@@ -265,12 +271,15 @@ def _opened(
     farm = farm_of(config)
     device_index = config.measure.device_indices[0]
     resolved = resolve_target(target, is_here=farm is None, device_index=device_index)
+    if farm is None:
+        check_architecture(resolved)
     check_compiler(farm)
     check_disk_space(out_dir, runs_here=farm is None)
     with (
         owned(out_dir) as owner,
         open_services(out_dir / APPLY_FILE, observer, server) as services,
     ):
+        remove_others(out_dir)  # of calls that were killed
         context = RunContext(
             **services, config=config, target=resolved, seed=0, budget=Budget(), farm=farm
         )
@@ -305,12 +314,16 @@ def _compiled(
     model: Network | TIRWorkload,
     records: _Records | None,
     least_proven_share: float = 0.0,
+    *,
+    keeps_journal: bool = True,
 ) -> tuple[Check, Path, Comparison | None] | None:
     """Compile a model with its records, checked; None if less than a share is proven."""
     if records is None:
         if least_proven_share > 0:
             return None
         raise InvalidOptionError("Say where the records are: a run's directory, or a store.")
+    kept = context.work_dir / APPLY_FILE
+    journal = str(kept) if keeps_journal else "the journal that work_dir= keeps"
     tasks, check = tasks_and_check(context, model)
     with check:
         finalists = records(tasks)
@@ -334,13 +347,13 @@ def _compiled(
         check.release_device()
         database = checked_database(context, finalists, check)
         if tasks and not database.get_all_tuning_records():
-            raise _nothing_passed(context, model)  # and the library of an earlier call stays
+            raise _nothing_passed(model, journal)  # and the library of an earlier call stays
         comparison = check.measure_tuned(database)
         if check.gives_up_forms(comparison):
             if not is_proven():  # what takes the place of the forms
                 return None
             comparison = check.measure_tuned(checked_database(context, finalists, check))
-    return check, _library_of(context, model, check, is_tunable=bool(tasks)), comparison
+    return check, _library_of(model, check, journal, is_tunable=bool(tasks)), comparison
 
 
 def _written(
@@ -389,24 +402,24 @@ def _written(
 
 
 def _library_of(
-    context: RunContext, model: Network | TIRWorkload, check: Check, *, is_tunable: bool
+    model: Network | TIRWorkload, check: Check, journal: str, *, is_tunable: bool
 ) -> Path:
     """Return the library that a check has made, or raise why there is none to deploy."""
     if check.failure:
         raise WorkerError(
-            f"The tuned {model.name} cannot be deployed: {check.failure}. "
-            f"{context.journal.path} has the whole message."
+            f"The tuned {model.name} cannot be deployed: {check.failure}. The whole message is in "
+            f"{journal}."
         )
     library = check.library or next(iter(check.libraries.values()), None)
     if library is None or (is_tunable and not check.n_tuned):
-        raise _nothing_passed(context, model)
+        raise _nothing_passed(model, journal)
     return library
 
 
-def _nothing_passed(context: RunContext, model: Network | TIRWorkload) -> InvalidOptionError:
+def _nothing_passed(model: Network | TIRWorkload, journal: str) -> InvalidOptionError:
     return InvalidOptionError(
-        f"No record of {model.name} passed its check and could be compiled; "
-        f"{context.journal.path} says why. Tune it for longer."
+        f"No record of {model.name} passed its check and could be compiled; {journal} says why. "
+        "Tune it for longer."
     )
 
 

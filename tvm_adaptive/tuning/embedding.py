@@ -14,7 +14,13 @@ from typing import Any
 from tvm_adaptive._tvm import IRModule, Target
 from tvm_adaptive.database.metaschedule import target_text
 from tvm_adaptive.database.store import open_store
-from tvm_adaptive.errors import InvalidOptionError, StoreError, WorkerError, check_at_least
+from tvm_adaptive.errors import (
+    InvalidOptionError,
+    MachineError,
+    StoreError,
+    WorkerError,
+    check_at_least,
+)
 from tvm_adaptive.models import Network
 from tvm_adaptive.models.content import content_of, python_source
 from tvm_adaptive.models.frontend import (
@@ -117,7 +123,8 @@ def compile_model(
     WorkDirInUseError
         When another run uses ``work_dir``.
     WorkerError
-        When no library could be compiled or run, or its outputs are wrong.
+        When no library could be compiled or run, or its outputs are wrong; a MachineError when
+        the search ended because the disk is full or the machine fails.
     """
     check_at_least("n_threads", n_threads, 1)
     check_at_least("seed", seed, 0)
@@ -135,11 +142,8 @@ def compile_model(
         network = network_of(model, inputs, input_shapes, params, server)
         least_share, key = 0.0, ""
         if searches:
-            key, was_tuned = _key_of(network, target, config), False
-            if key:
-                with open_store(config.store) as store, _unless_searching(searches):
-                    was_tuned = store is not None and store.was_tuned(key)
-            least_share = _ANY_SHARE if was_tuned else _LEAST_PROVEN_SHARE
+            key = _key_of(network, target, config)
+            least_share = _ANY_SHARE if _was_tuned(key, config) else _LEAST_PROVEN_SHARE
         applied = None
         with _unless_searching(searches):
             applied = apply_network(
@@ -149,6 +153,7 @@ def compile_model(
                 observer=observer,
                 least_proven_share=least_share,
                 server=server,
+                keeps_journal=work_dir is not None,
             )
         if applied is not None:
             library, comparison, shortfall = applied
@@ -167,6 +172,15 @@ def compile_model(
     )
 
 
+def _was_tuned(key: str, config: TuneConfig) -> bool:
+    """Whether an earlier call has tuned what has this key; without one, nobody knows."""
+    found = False
+    if key:
+        with open_store(config.store) as store, _unless_searching(searches=True):
+            found = store is not None and store.was_tuned(key)
+    return found
+
+
 @contextlib.contextmanager
 def _unless_searching(searches: bool) -> Iterator[None]:
     """Let a store that cannot be read cost a search its records only, as ``tune`` does."""
@@ -183,6 +197,11 @@ def _tuned_library(
 ) -> tuple[TuneReport, Path]:
     """Tune a network, and note in the store that this was done."""
     report = run_loaded(options, lambda _: (network, python_source(network)), server=server)
+    if report.machine_failure:
+        raise MachineError(
+            f"The search of {network.name} ended early: {report.machine_failure}. Mend that, then "
+            "call compile again."
+        )
     if report.interrupted:
         raise KeyboardInterrupt
     if report.failure:  # the library is an earlier one, or untuned

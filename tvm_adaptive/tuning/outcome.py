@@ -187,6 +187,9 @@ class TuneReport:
     stopped : str
         Seconds of the run, and why its search ended before they were spent, in words; empty
         otherwise.
+    machine_failure : str
+        What the machine could not do, for which the run was interrupted, in words; empty
+        otherwise, as after a signal.
     """
 
     what: str
@@ -206,6 +209,7 @@ class TuneReport:
     stopped: str = ""
     is_compiled: bool = True
     failure: str = ""
+    machine_failure: str = ""
 
     @property
     def n_trials(self) -> int:

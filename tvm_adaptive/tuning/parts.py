@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import math
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ _GPU_PATIENCE = 3.0
 # seconds: 25 to 36 s on two quiet cores, three times that in a slow hour. One that is late
 # is killed, its candidate counts as failed, and the next one imports anew.
 STOCK_START_SEC = 105.0
+# A network file system removes the files of a worker that has ended a moment later.
+_REMOVE_TRIES = 5
+_REMOVE_PAUSE_SEC = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Parts:
     trial_log: TrialLog  # shared by the parts that are ours
     closeable: tuple[Any, ...] = ()  # those that may have worker processes
     prefetch: bool = True  # whether drafts may prefetch large weights
+    work_dir: Path | None = None  # of the run, whose candidates are removed at the end
 
     def draft(self, context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
         """Return a schedule for a task without trials; None where there is none."""
@@ -64,10 +69,12 @@ class Parts:
         return draft_of(context, rng, pool, prefetch=self.prefetch)
 
     def close(self) -> None:
-        """End the worker processes of lanes, builder and runner; stock's have none to end."""
+        """End the worker processes of lanes, builder and runner; remove what they have left."""
         with contextlib.ExitStack() as stack:  # closes the others if one fails
+            if self.work_dir is not None:  # last of all
+                stack.callback(remove_candidates, self.work_dir)
             for part in self.closeable:
-                close = getattr(part, "close", None)
+                close = getattr(part, "close", None)  # stock has none
                 if close is not None:
                     stack.callback(close)
 
@@ -102,10 +109,7 @@ def check_parts(config: TuneConfig) -> None:
 def make_parts(session: Session) -> Parts:
     """Construct the parts that a session's configuration names."""
     config, search, budget = session.config, session.config.search, session.budget
-    # Of an attempt that was killed; other files may be a user's.
-    for pattern in ("candidate-*", f"{PREFIX}*"):
-        for left in (session.work_dir / ARTIFACTS_FOLDER).glob(pattern):
-            shutil.rmtree(left, ignore_errors=True)
+    remove_candidates(session.work_dir)  # of an attempt that was killed
     trial_log = TrialLog()
     cost_model = _cost_model(session, trial_log)
     transfer_pool = _transfer_pool(config, cost_model)
@@ -149,7 +153,20 @@ def make_parts(session: Session) -> Parts:
         trial_log=trial_log,
         prefetch=config.finish.prefetch,
         closeable=closeable,
+        work_dir=session.work_dir,
     )
+
+
+def remove_candidates(work_dir: Path) -> None:
+    """Remove what batches and their workers have left; other files may be a user's."""
+    folder = work_dir / ARTIFACTS_FOLDER
+    for _ in range(_REMOVE_TRIES):
+        left = [each for name in ("candidate-*", f"{PREFIX}*") for each in folder.glob(name)]
+        for each in left:
+            shutil.rmtree(each, ignore_errors=True)
+        if not any(each.exists() for each in left):
+            return
+        time.sleep(_REMOVE_PAUSE_SEC)
 
 
 def _transfer_pool(config: TuneConfig, cost_model: Any) -> TransferPool | None:

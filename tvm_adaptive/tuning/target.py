@@ -31,6 +31,10 @@ _VECTORS = frozenset({"avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "
 _ARCHITECTURES = {"arm64": "aarch64", "AMD64": "x86_64"}
 
 _EXAMPLE = '{"kind": "llvm", "mcpu": "znver4", "num-cores": 8}'
+_ELSEWHERE = (
+    'write target="cpu" for this machine, work on one that has it, or measure on such devices '
+    "(--tracker)."
+)
 
 
 def resolve_target(spec: TargetLike, *, is_here: bool = True, device_index: int = 0) -> Target:
@@ -66,20 +70,28 @@ def possible_targets(spec: TargetLike) -> list[Target]:
     return [resolve_target(spec, is_here=is_here) for is_here in (True, False)]
 
 
-def check_runs_here(target: Target) -> None:
-    """Raise InvalidOptionError for code that this machine's processor cannot run."""
+def check_architecture(target: Target) -> None:
+    """Raise InvalidOptionError for another architecture, whose code this machine cannot link."""
     if target.kind.name != "llvm":
         return
-    fix = 'write target="cpu" for this machine, or measure on devices that have it (--tracker).'
     architecture, here = architecture_of(target), platform.machine()
     if _ARCHITECTURES.get(here, here) != architecture:
         raise InvalidOptionError(
-            f"The target is for {architecture}, but this machine is {here}: {fix}"
+            f"The target is for {architecture}, but this machine is {here}: work on one of that "
+            "architecture, measure and link on such devices (--tracker), or, unless it is a run's "
+            'target, write target="cpu" for this machine.'
         )
+
+
+def check_runs_here(target: Target) -> None:
+    """Raise InvalidOptionError for code that this machine's processor cannot run."""
+    check_architecture(target)
+    if target.kind.name != "llvm":
+        return
     if missing := missing_vectors(target):
         raise InvalidOptionError(
             f"The target ({describe_target(target)}) uses {', '.join(missing)}, which this "
-            f"machine's processor lacks or hides: {fix}"
+            f"machine's processor lacks or hides: {_ELSEWHERE}"
         )
 
 

@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
 from tvm_adaptive.errors import AdaptiveError, InvalidOptionError, summary_line
 from tvm_adaptive.models.frontend import network_of_program
 from tvm_adaptive.models.inference import CompiledModel
@@ -27,6 +30,7 @@ _DEFAULT_BUDGET_SEC = 60.0
 
 
 _DYNAMIC = "torch.compile(..., dynamic=False) compiles a graph for each shape"
+_SHARED = "its outputs share memory, and a compiled graph would return copies"
 
 
 class _UnsupportedError(AdaptiveError):
@@ -40,11 +44,12 @@ def tvm_adaptive(
 
     Weights are frozen: parameters and buffers become constants. What cannot be compiled
     runs in PyTorch as it is, after one warning that says why: graphs with gradients, dynamic
-    shapes, random numbers, other devices, changed inputs or buffers, or operators that TVM
-    cannot import, and graphs whose compilation fails. If a weight changes later, the graph
-    runs in PyTorch from then on, too; changes through ``.data``, and of tensors made in inference
-    mode, cannot be seen. Outputs are contiguous; views of inputs, and of outputs that are whole
-    tensors, share their memory as in PyTorch.
+    shapes, random numbers, other devices, changed inputs or buffers, outputs that share memory in
+    another way than below, or operators that TVM cannot import, and graphs whose compilation
+    fails. If a weight changes later, the graph runs in PyTorch from then on, too; changes through
+    ``.data``, and of tensors made in inference mode, cannot be seen. Outputs are contiguous; views
+    of inputs, and of outputs that are whole tensors, share their memory as in PyTorch if they have
+    the same type.
 
     Parameters
     ----------
@@ -267,7 +272,8 @@ class _View:
 def _views_of(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, _View]:
     """Return the outputs that are views of inputs, or of outputs that are whole tensors.
 
-    What follows a graph may write into one of them, which has to show in the other.
+    What follows a graph may write into one of them, which has to show in the other. Raises
+    _UnsupportedError for other outputs that share memory.
     """
     bases = {_storage_of(each): (True, place, each) for place, each in enumerate(inputs)}
     n_inputs = Counter(map(_storage_of, inputs))
@@ -275,17 +281,39 @@ def _views_of(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[int, _View]
         if value is not None and _is_whole(value):
             bases.setdefault(_storage_of(value), (False, place, value))
     found = {}
+    others: dict[int, list[Any]] = {}  # without a base, by their memory
     for place, value in enumerate(outputs):
-        base = None if value is None else bases.get(_storage_of(value))
-        if value is None or base is None or base[2].dtype != value.dtype:
+        if value is None:
             continue
+        base = bases.get(_storage_of(value))
+        if base is None:
+            others.setdefault(_storage_of(value), []).append(value)
+            continue
+        if base[2].dtype != value.dtype:
+            raise _UnsupportedError(_SHARED)
         if n_inputs[_storage_of(value)] > 1:
             raise _UnsupportedError("its outputs are views of inputs that share memory")
         is_of_input, place_of_base, of = base
         if (is_of_input, place_of_base) != (False, place):
             offset = value.storage_offset() - of.storage_offset()
             found[place] = _View(is_of_input, place_of_base, value.shape, value.stride(), offset)
+    if any(map(_have_common_elements, others.values())):
+        raise _UnsupportedError(_SHARED)
     return found
+
+
+def _have_common_elements(values: Sequence[Any]) -> bool:
+    """Say whether tensors in one memory have elements in common, or other types."""
+    if len(values) < 2 or len({value.dtype for value in values}) > 1:
+        return len(values) > 1
+    n_elements = values[0].untyped_storage().nbytes() // values[0].element_size()
+    taken = np.zeros(n_elements, bool)
+    for value in values:
+        own = as_strided(taken[value.storage_offset() :], value.shape, value.stride())
+        if own.any():
+            return True
+        own[...] = True
+    return False
 
 
 def _storage_of(value: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from tvm_adaptive._tvm import (
     ExtractedTask,
     IRModule,
-    RemoveBuildArtifact,
     TuneContext,
     anchor_of,
     argument_bytes,
@@ -27,7 +27,7 @@ from tvm_adaptive._tvm.tensor_functions import has_fixed_arguments
 from tvm_adaptive.database.repair import repair_database
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.measure_callback.commit import CommitRound
+from tvm_adaptive.measure_callback.commit import CommitRound, RemoveArtifacts
 from tvm_adaptive.measure_callback.history import History
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.measure_callback.recorder import Recorder
@@ -353,17 +353,9 @@ def _tune_tasks(
         progress = _search(session, tasks, contexts, parts, check.forms, database=run_database)
         if (devices := runner_hooks(parts.runner)) is not None:
             session.suspended.update(devices.suspended)
+    choose = functools.partial(decide, run_database=run_database, draft=parts.draft)
     for is_second in (False, True):
-        database, outcomes = decide(
-            session,
-            tasks,
-            contexts,
-            progress,
-            check,
-            run_database=run_database,
-            draft=parts.draft,
-            is_second=is_second,
-        )
+        database, outcomes = choose(session, tasks, contexts, progress, check, is_second=is_second)
         comparison = check.measure_tuned(database)
         if is_second or not check.gives_up_forms(comparison):
             break
@@ -382,6 +374,7 @@ def _tune_tasks(
         stage_secs=dict(session.stage_secs),
         elapsed_sec=session.budget.elapsed_sec,
         interrupted=session.budget.interrupted,
+        machine_failure=session.budget.machine_failure,
         shortfall=check.shortfall,
         is_compiled=check.is_compiled,
         failure=check.failure,
@@ -488,6 +481,7 @@ def _tune_contexts(
         warm_started(session, contexts, parts, database) as store_callbacks,
         with_earlier_kernels(parts.builder, parts.trial_log, contexts, database) as builder,
     ):
+        session.update_reserve(progress)  # with what the store has proven
         ms.tune_tasks(
             tasks=contexts,
             task_weights=[task.weight for task in progress.tasks],
@@ -506,7 +500,7 @@ def _tune_contexts(
                     session.machine_failed,
                     trial_log=parts.trial_log,
                 ),
-                RemoveBuildArtifact(),
+                RemoveArtifacts(),
                 # Before the recorder: a resumed run's cost model knows what the journal counts.
                 *store_callbacks,
                 Recorder(

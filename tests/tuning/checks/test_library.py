@@ -24,7 +24,7 @@ from tvm_adaptive._tvm import (
     memory_database,
 )
 from tvm_adaptive._tvm import te_workload as operator
-from tvm_adaptive.errors import WorkerDiedError, WorkerTaskError, WorkerTimeoutError
+from tvm_adaptive.errors import MachineError, WorkerDiedError, WorkerTaskError, WorkerTimeoutError
 from tvm_adaptive.measure_callback.history import History
 from tvm_adaptive.measure_callback.journal import read_journal
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
@@ -130,11 +130,12 @@ LATE, DIED = WorkerTimeoutError("no answer"), WorkerDiedError("killed")
         ([7], 0, True),
         ([LATE, 7], 0, True),
         ([DIED, 7], 0, True),
+        ([MachineError("No space left on device"), 7], 0, True),
         ([LATE, LATE, 7], 1, False),
         ([WorkerTaskError("its own fault"), 7], 1, False),
     ],
 )
-def test_a_library_runs_again_where_a_device_of_a_farm_was_lost(
+def test_a_library_runs_again_where_a_device_of_a_farm_was_lost_or_full(
     tmp_path: Path, ends: list[Any], n_left: int, is_found: bool
 ) -> None:
     with one_recorded(tmp_path, Clock()) as (check, _):

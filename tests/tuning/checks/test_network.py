@@ -49,12 +49,14 @@ from tvm_adaptive.errors import (
     OUT_OF_TIME,
     MachineError,
     OutOfTimeError,
+    WorkerDiedError,
 )
 from tvm_adaptive.measure_callback import read_journal
 from tvm_adaptive.models import Network, extract, prepare, run_exported
 from tvm_adaptive.models.compare_calls import ComparedCalls
 from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.models.frontend import with_sample
+from tvm_adaptive.models.network import Original
 from tvm_adaptive.runner.playoff.finalist import is_refutation
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks import functions, library, peers
@@ -727,8 +729,86 @@ def test_what_gives_up_its_forms_is_not_timed(monkeypatch: pytest.MonkeyPatch) -
     check._untuned, check._path = Path("none.so"), Path("net.so")
     framework.latency_sec = lambda _rivals: math.inf
     monkeypatch.setattr(check, "_run", lambda *_arguments: [np.ones(3)])
-    for uses_forms, source in ((True, ""), (False, "; no function is tuned")):
-        check.uses_forms = uses_forms
+    for uses_forms, may_round in ((True, False), (False, False), (True, True)):
+        timed.clear()
+        check.uses_forms, framework.may_round = uses_forms, may_round
         found = check._compare_tuned(Path("net.so"))
+        gives_up = uses_forms and not may_round
+        source = "" if gives_up else "; no function is tuned"
         assert (found.agree, found.problem) == (False, f"output 0 is wrong{source}")
-        assert bool(timed) is not uses_forms
+        assert bool(timed) is not gives_up
+        if not gives_up:
+            assert not check.gives_up_forms(found)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_library_that_crashes_after_some_rounds_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, crashes: bool
+) -> None:
+    """Its outputs agree, and its first round is timed."""
+
+    def time(_outputs: Any, time_tuned: Callable[[float], float | None]) -> list[float]:
+        secs = [time_tuned(0.2), time_tuned(0.2)]
+        return [sec for sec in secs if sec is not None]
+
+    def run(_function: Any, _task: Any, path: Path) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, WorkerDiedError):
+            check._report_failure(path, answer)
+            return None
+        return answer
+
+    last = WorkerDiedError("exit code 139") if crashes else 1e-3
+    answers: list[Any] = [[np.ones(3)], 1e-3, last]
+    check: Any = NetworkCheck.__new__(NetworkCheck)
+    framework: Any = SimpleNamespace(expected=[np.ones(3)], name="onnxruntime", has_rivals=True)
+    framework.problem = lambda *_: ""
+    framework.rivals = lambda: SimpleNamespace(timings=[], time=time)
+    framework.latency_sec = lambda _rivals: math.inf
+    check._framework, check._inputs, check._device_kind, check._before = framework, [], "cpu", None
+    check._path, check.uses_forms, check.run_failure = Path("net.so"), False, ""
+    check._context = SimpleNamespace(observer=Notes(), journal=MemoryJournal())
+    monkeypatch.setattr(check, "_run", run)
+    found = check._compare_tuned(Path("net.so"))
+    assert (found is None) == crashes
+    assert not answers
+
+
+def test_an_interrupted_run_begins_neither_its_framework_nor_a_compilation(
+    make_session: Any, network: Network
+) -> None:
+    begun: list[bool] = []
+
+    def run(_inputs: Any) -> list[Any]:
+        begun.append(True)
+        return []
+
+    session = make_session()
+    prepared = prepare(network, session.target)
+    foreign = dataclasses.replace(network, original=Original("Other 1.0", run))
+    session.budget.interrupt()
+    with NetworkCheck(session, foreign, prepared) as check:
+        check.measure_untuned()
+        assert check._compiling is None
+    assert begun == []
+
+
+def test_an_interrupted_run_tells_the_coverage_of_the_library_that_is_there(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "compare_builds", lambda *_, **_options: ComparedCalls())
+    for resume, coverage in ((False, ""), (True, "one of all")):
+        budget = Budget(1000.0, Clock())
+        with session_in(tmp_path, budget, resume=resume) as session:
+            prepared, database = tuned(network, session)
+            with NetworkCheck(session, network, prepared) as check:
+                check.measure_untuned()
+                check.check_functions(database, [])
+                assert check.coverage.startswith("1 of ")
+                budget.interrupt()
+                assert check.measure_tuned(database) is None
+            assert check.coverage == coverage
+            # As of an earlier attempt, for the next one.
+            check._path.write_bytes(b"a library")
+            fields = {"comparison": {"agree": True}, "coverage": "one of all"}
+            session.journal.write("report", **fields, interrupted=False)

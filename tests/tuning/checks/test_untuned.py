@@ -11,6 +11,7 @@ import cloudpickle
 import pytest
 
 from tests.tuning.checks.shared import Clock, die, hang, onnx_network, session_in, tuned
+from tests.tuning.observers import Notes
 from tvm_adaptive._tvm import (
     memory_database,
 )
@@ -101,7 +102,8 @@ def test_an_untuned_network_whose_latency_is_told_is_compiled_with_optimizations
 
 def test_without_a_record_the_library_is_compiled_with_optimizations(tmp_path: Path) -> None:
     network = onnx_network(tmp_path)
-    with session_in(tmp_path / "run", Budget(1000.0, Clock())) as session:
+    observer = Notes()
+    with session_in(tmp_path / "run", Budget(1000.0, Clock()), observer) as session:
         prepared, _ = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
             check.measure_untuned()
@@ -110,3 +112,6 @@ def test_without_a_record_the_library_is_compiled_with_optimizations(tmp_path: P
             assert check.library is not None
             assert check.library.read_bytes() != before
     assert check.shortfall == "nothing is tuned; the library is the untuned one"
+    # All trials may have failed.
+    assert check.shortfall in observer.notes
+    assert not any(note.startswith("the budget is short") for note in observer.notes)

@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +52,7 @@ from tvm_adaptive.tuning.checks.library import FunctionCheck
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finals import decision, playoffs
 from tvm_adaptive.tuning.finals.finalists import Finalists
+from tvm_adaptive.tuning.finals.form_choice import FormChoice
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
 from tvm_adaptive.values.forms import NO_FORM, FormKey
@@ -408,13 +409,14 @@ def decided(
     secs: Sequence[Sequence[float]],
     *,
     reason: str = "won",
-    is_proven: bool = False,  # what is the best of each task
+    proven_tasks: Container[int] = (),  # of which the best is proven
     is_second: bool = False,
 ) -> tuple[list[TaskOutcome], list[float], list[str]]:
     """Return outcomes, the final database's times, and the tasks that had play-offs."""
     mine, played = [], []
     for number, (mod, times) in enumerate(zip(mods_of(len(secs)), secs, strict=True)):
         records = tuple(make_record(mod, TARGET, sec, i) for i, sec in enumerate(times, 1))
+        is_proven = number in proven_tasks
         proven = Finalist(records[0], times[0], times[0], unchecked="") if is_proven else None
         found = Finalists(mod, str(number), records, times[0] if times else 0.0, proven, is_proven)
         mine.append(
@@ -517,6 +519,20 @@ def test_a_play_off_saves_no_time_for_what_is_checked_within_the_network(
     assert due_secs == [0.0] * n_held
     assert [each.played_off for each in outcomes] == [n_held > 0] * 2
     assert [each.in_network for each in outcomes] == [n_held == 0] * 2
+
+
+def test_candidates_of_play_offs_are_removed_when_their_workers_have_ended(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, found = make_session(target=TARGET), list[bool]()
+    left = session.work_dir / "artifacts" / "candidate-x"
+    part = SimpleNamespace(close=lambda: found.append(left.exists()))
+    for name in ("kernel_worker", "make_playoff_builder"):
+        monkeypatch.setattr(playoffs, name, lambda *_: part)
+    with playoffs._builder_and_pool(session, session.work_dir):
+        left.mkdir(parents=True)
+    assert found == [True, True]
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("n_lost", [0, 1, 2])
@@ -708,6 +724,63 @@ def test_an_interrupt_leaves_out_what_was_not_checked(
     assert said_in(session.work_dir) == {}
 
 
+def test_an_interrupt_keeps_the_form_that_an_earlier_attempt_has_proven(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The direct kernel is recorded as faster, and unchecked."""
+    session, check = session_with_check(make_session), with_forms(Check())
+    session.budget.interrupt()
+    secs = [[1e-3], [2e-3], [2e-3]]
+    outcomes, final, played = decided(session, monkeypatch, check, secs, proven_tasks=(1, 2))
+    assert (final, played) == ([2e-3, 2e-3], [])
+    assert [each.checked for each in outcomes] == ["not used", "play-off", "play-off"]
+
+
+@pytest.mark.parametrize(("proven_tasks", "is_kept"), [((1, 2), True), ((1,), False)])
+def test_a_proven_form_is_deployed_where_the_direct_one_cannot_be_checked_in_time(
+    make_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    proven_tasks: tuple[int, ...],
+    is_kept: bool,
+) -> None:
+    session, check = session_with_check(make_session), with_forms(Check(None))
+    found = check.check_functions
+
+    def late(*arguments: Any) -> list[FunctionCheck]:
+        session.budget.spent_sec += 1e3
+        return found(*arguments)
+
+    monkeypatch.setattr(check, "check_functions", late)
+    secs = [[1e-3], [2e-3], [2e-3]]
+    outcomes, final, _ = decided(session, monkeypatch, check, secs, proven_tasks=proven_tasks)
+    assert final == [2e-3, 2e-3] * is_kept
+    assert [each.is_used for each in outcomes] == [not is_kept, is_kept, is_kept]
+
+
+def test_where_a_proven_form_is_refuted_the_direct_one_is_left() -> None:
+    nothing: Any = None
+    proven: Any = object()
+    finalists = [
+        Finalists(nothing, "0", (nothing,), 3e-3),
+        Finalists(nothing, "1", (nothing,), 1e-3),
+        Finalists(nothing, "2", (nothing,), 2e-3, proven=proven),
+    ]
+    forms = {"0": FormKey("conv"), "1": FormKey("conv", "a"), "2": FormKey("conv", "b")}
+    choice = FormChoice.of(finalists, forms)
+    assert choice.used == [False, True, False]
+    unchecked = FinalistReport("", (), "no-time", 0.0)
+    reports = dict.fromkeys(range(3), unchecked)
+    held: list[list[int]] = []
+
+    def hold(finalists: dict[int, Finalists]) -> dict[int, FinalistReport]:
+        held.append(list(finalists))
+        return dict.fromkeys(finalists, unchecked)
+
+    left = decision._hold_other_forms(choice, reports, hold)
+    assert held == [[2], [0]]
+    assert left.used == [True, False, False]
+
+
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_a_disk_that_does_not_take_the_winners_ends_the_run_as_an_interrupt_does(
     make_session: Any, monkeypatch: pytest.MonkeyPatch, *, is_interrupted: bool
@@ -736,7 +809,7 @@ def test_what_earlier_runs_have_proven_is_among_the_verdicts_of_the_run(
 ) -> None:
     session = dataclasses.replace(session_with_check(make_session), store=AwayForAWhile(0))
     session.budget.interrupt()
-    outcomes, final, _ = decided(session, monkeypatch, Check(), [[2e-3, 4e-3]], is_proven=True)
+    outcomes, final, _ = decided(session, monkeypatch, Check(), [[2e-3, 4e-3]], proven_tasks=(0,))
     assert (final, outcomes[0].played_off) == ([2e-3], True)
     assert list(said_in(session.work_dir).values()) == [""]
     assert session.store.taken == []  # which has it already
@@ -779,3 +852,38 @@ def test_a_draft_that_is_wrong_or_has_no_time_leaves_its_task_untuned(
     monkeypatch.setattr(session.budget, "reserve_drafts", lambda *_args: 0)
     outcomes, final, _ = decided(session, monkeypatch, Check(""), [[2e-3], []])
     assert (final, outcomes[1].checked, outcomes[1].best_sec) == ([2e-3], "no", math.inf)
+
+
+@pytest.mark.parametrize("n_lost", [0, 1, 2])
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_what_is_deployed_without_a_search_plays_once_more_where_its_device_was_lost(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch, n_lost: int, *, is_interrupted: bool
+) -> None:
+    nothing: Any = None
+    pool = LeasingPool(RPCConfig("nowhere", 1, "board", 1, 5))
+    monkeypatch.setattr(
+        playoffs, "_builder_and_pool", lambda *_: contextlib.nullcontext((nothing, pool))
+    )
+    session = make_session(target=TARGET)
+    played, ends = [], ["error"] * n_lost
+
+    def play(_context: Any, mine: Finalists, *_parts: Any) -> FinalistReport:
+        played.append(mine.name)
+        reason = ends.pop() if mine.name == "0" and ends else "separated"
+        pool._retry_sec = time.monotonic() + (0.3 if reason == "error" else -1.0)
+        if is_interrupted and mine.name == "1":
+            session.budget.interrupt()
+        return FinalistReport(mine.name, (), reason, 1.0)
+
+    monkeypatch.setattr(playoffs, "_play_off", play)
+    finalists = [Finalists(nothing, f"{n}", (), 1.0) for n in range(3)]
+    start_sec = time.monotonic()
+    reports = playoffs.checked_now(session, finalists)
+    assert (time.monotonic() - start_sec > 0.3) == bool(n_lost)
+    if is_interrupted:
+        assert played == ["0", "1"]
+    else:
+        assert played == ["0", "1", "2"] + ["0"] * bool(n_lost)
+        assert reports[0].reason == ("error" if n_lost == 2 else "separated")
+    assert [each.task_name for each in reports] == played[: 2 if is_interrupted else 3]
+    pool.close()

@@ -140,6 +140,29 @@ def test_where_a_form_does_not_pass_the_direct_one_is_used() -> None:
     assert len(left.finalists[0].records) == 1
 
 
+def test_where_a_form_does_not_pass_the_fastest_one_that_is_proven_is_used() -> None:
+    proven: Any = object()
+    forms = FORMS | {"tile": FormKey("conv", "tiled")}
+    found = [
+        each if each.name == "conv" else dataclasses.replace(each, proven=proven)
+        for each in finalists_of(other=1.0, conv=1.0, input=1.0, product=2.0, tile=4.0)
+    ]
+    choice = FormChoice.of(found, forms)
+    assert choice.used == [True, True, False, False, False]
+    nothing_passed = reports_of(None, None, None, None, None)
+    left = choice.without_unchecked(nothing_passed)
+    assert left.used == [True, False, True, True, False]
+    assert [bool(each.records) for each in left.finalists] == [True] * 5
+    assert choice.without_unchecked(nothing_passed, only_direct=True) is choice
+    # A form counts as proven with all its tasks.
+    found[3] = dataclasses.replace(found[3], proven=None)
+    left = FormChoice.of(found, forms).without_unchecked(nothing_passed)
+    assert left.used == [True, False, False, False, True]
+    # Forms that were given up take no place.
+    direct = FormChoice.of(found, forms, is_direct=True)
+    assert direct.without_unchecked(nothing_passed) is direct
+
+
 def test_forms_that_were_given_up_are_not_used_whatever_they_take() -> None:
     found = finalists_of(conv=3.0, input=0.5, product=2.0)
     assert FormChoice.of(found, FORMS).used == [False, True, True]

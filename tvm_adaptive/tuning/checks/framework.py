@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from tvm_adaptive.errors import ImportMismatchError, summary_line
 from tvm_adaptive.models import Network, largest_difference
 from tvm_adaptive.models.network import Original
+from tvm_adaptive.tuning.checks.library import UNTUNED_SHARE
 from tvm_adaptive.tuning.checks.peers import Rivals, n_rivals, rivals_reserve_sec
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.values.agreement import largest_size, perturbed
@@ -23,6 +23,9 @@ from tvm_adaptive.values.agreement import largest_size, perturbed
 _ROUNDING = 1e-6
 # The largest of two runs is some two thirds of that of many; kernels differ in each layer.
 _SPREAD_MARGIN = 3.0
+# The share of the remaining budget that the first of these runs may take: without any, a
+# network that rounds cannot be compared. Further ones only make the allowance more certain.
+_FIRST_SHARE = 0.5
 # Of an output's largest value: a wrong function in a late layer seldom changes more.
 _COARSE = 0.1
 
@@ -40,6 +43,7 @@ class FrameworkReference:
         self._run_sec = 0.0  # of its first inference, with starting it
         self.expected: list[Any] | None = None  # its outputs
         self._spreads: list[float] = []  # of each output, if the network rounds
+        self.may_round = False  # untuned outputs differ, by what may be rounding
         has_file = self._original is not None and self._original.file is not None
         # What is timed in the end, with its rivals.
         self._timed = self._original if has_file and is_here else None
@@ -74,12 +78,13 @@ class FrameworkReference:
         original = self._original
         if original is None:
             return
-        start_sec = time.perf_counter()
+        budget = self._context.budget
+        start_sec = budget.elapsed_sec
         try:
             # Where it is timed in the end, its process stays: importing PyTorch takes 2 to 3 s.
             with contextlib.nullcontext() if self.has_rivals else contextlib.closing(original):
                 expected = original.run(self._inputs)
-                self._run_sec = time.perf_counter() - start_sec
+                self._run_sec = budget.elapsed_sec - start_sec
                 if self._network.rounds:
                     self._spreads = self._own_spreads(original, expected)
                 self.expected = expected
@@ -92,25 +97,42 @@ class FrameworkReference:
         """Return how far each output may be off where only roundings differ.
 
         Measured of the framework itself, by its other kernels and by inputs that differ by a
-        rounding.
+        rounding, as far as time allows; empty without any such run.
         """
         rng = np.random.default_rng(self._context.seed)
         pair = perturbed(self._inputs, _ROUNDING, rng)
         runs = [functools.partial(original.run, each) for each in pair]
         if original.run_plainly is not None:
             runs.append(functools.partial(original.run_plainly, self._inputs))
-        others = []
+        budget, last_sec, others = self._context.budget, self._run_sec, list[list[Any]]()
         for run in runs:
+            share = UNTUNED_SHARE if others else _FIRST_SHARE
+            if budget.interrupted or last_sec > share * budget.left_sec:
+                self._note_few_runs(len(others), len(runs))
+                break
+            start_sec = budget.elapsed_sec
             try:
                 others.append(run())
             except Exception as error:  # the framework's own; the other runs tell, too
                 message = f"its roundings: {summary_line(error)}"
                 self._context.journal.write("error", where="original", message=message)
+            last_sec = budget.elapsed_sec - start_sec
         spreads = []
-        for place, one in enumerate(expected):
+        for place, one in enumerate(expected if others else ()):
             apart = [largest_difference([each[place]], [one]).max_abs for each in others]
             spreads.append(_SPREAD_MARGIN * max(filter(math.isfinite, apart), default=0.0))
         return spreads
+
+    def _note_few_runs(self, n_runs: int, n_wanted: int) -> None:
+        """Say that the budget does not suffice for all runs that show how the framework rounds."""
+        if self._context.budget.interrupted:
+            return
+        text = (
+            f"how far outputs of {self.name} move with their roundings is known of {n_runs} of "
+            f"{n_wanted} runs"
+        )
+        self._context.observer.note(f"the budget is short: {text}")
+        self._context.journal.write("short", what=text)
 
     def check_import(self, outputs: Sequence[Any]) -> None:
         """Compare the untuned network's outputs, if the framework has computed some."""
@@ -121,6 +143,13 @@ class FrameworkReference:
         known = {"framework": self.name, "agree": problem is None, "problem": problem}
         self._context.journal.write("original", **known, **difference._asdict())
         apart = f"{difference.max_abs:.2g} absolute, {difference.max_rel:.2g} relative"
+        if problem is not None and self._network.rounds and not self._spreads:
+            self.may_round = True
+            self._context.observer.note(
+                f"untuned, outputs differ from those of {self.name} (largest difference {apart}): "
+                f"{problem}. That may be rounding, which could not be measured"
+            )
+            return
         if problem is not None:
             raise ImportMismatchError(
                 f"Imported and untuned, {self._network.name} computes something else than "

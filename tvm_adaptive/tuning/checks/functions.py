@@ -10,12 +10,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tvm_adaptive._tvm import Constant, IRModule, PrimFunc, data_of_constant, normalize_mod
+from tvm_adaptive._tvm import (
+    Constant,
+    IRModule,
+    PrimFunc,
+    data_of_constant,
+    normalize_mod,
+    workload_key,
+)
 from tvm_adaptive.errors import MachineError, OutOfTimeError, WorkerError, WorkerTimeoutError
 from tvm_adaptive.models.compare_calls import ComparedCalls, compare_calls
+from tvm_adaptive.models.compile import Coverage
 from tvm_adaptive.models.prepare import Prepared, output_counts, tensor_calls
+from tvm_adaptive.runner.playoff.finalist import SCHEDULE_FAILED
 from tvm_adaptive.runner.playoff.modules import buffers_of, longest_sums
 from tvm_adaptive.runner.playoff.verifier import failure_text
+from tvm_adaptive.tuning.checks.library import FunctionCheck
 from tvm_adaptive.tuning.session import RunContext
 from tvm_adaptive.values.agreement import tolerance
 from tvm_adaptive.workers.pool import WorkerPool
@@ -39,6 +49,33 @@ def functions_of(prepared: Prepared) -> dict[str, PrimFunc]:
     mod, alternatives = prepared.mod, prepared.alternatives
     direct = {name: mod[name] for name in output_counts(mod)}
     return direct if alternatives is None else direct | alternatives.functions
+
+
+def names_by_workload(prepared: Prepared) -> dict[str, list[str]]:
+    """Return the names of the functions of each task, by its workload's key."""
+    found: dict[str, list[str]] = {}
+    for name, function in functions_of(prepared).items():
+        found.setdefault(workload_key(normalize_mod(function)), []).append(name)
+    return found
+
+
+def verdict_on(functions: Iterable[str], covered: Coverage, found: ComparedCalls) -> FunctionCheck:
+    """Return what was found of the functions of one task, by their names."""
+    # Of equal functions of two groups of forms, a library may have one.
+    library = covered.functions
+    names = [name for name in functions if name in library]
+    failed = {name: f"{SCHEDULE_FAILED}{why}" for name, why in covered.failed.items()}
+    all_problems = failed | found.problems
+    problems = [all_problems[name] for name in names if name in all_problems]
+    if problems:
+        return FunctionCheck(problems[0])
+    is_checked = all(
+        name in found.n_compared and name not in found.unclear and name in covered.tuned
+        for name in names
+    )
+    if not names or not is_checked:
+        return FunctionCheck()
+    return FunctionCheck("", min(found.seconds.get(name, 0.0) for name in names))
 
 
 def compare_functions(

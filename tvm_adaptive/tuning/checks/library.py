@@ -190,7 +190,8 @@ class LibraryCheck:
         late: Callable[[float], None] | None = None,  # reports that ``most_sec`` have passed
     ) -> Any:
         """Run a library in the worker; None after an error, which is reported."""
-        # A device that has lost its power looks like a library that hangs or crashes.
+        # A device that has lost its power looks like a library that hangs or crashes. Of one that
+        # lacks disk space or memory, another one may have enough.
         n_tries = 2 if isinstance(self._pool, LeasingPool) else 1
         for _ in range(n_tries):
             limit_sec = min(RUN_TIMEOUT_SEC, most_sec / n_tries, self._context.budget.left_sec)
@@ -199,7 +200,7 @@ class LibraryCheck:
                 return None
             (outcome,) = self._pool.map(function, [task], limit_sec)
             self._run_sec += outcome.elapsed_sec
-            if not isinstance(outcome.error, LOST_DEVICE):
+            if not isinstance(outcome.error, (*LOST_DEVICE, MachineError)):
                 break
         if outcome.error is None:
             return outcome.value

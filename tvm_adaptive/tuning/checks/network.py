@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_adaptive._tvm import Database, IRModule, normalize_mod, save_json, workload_key
+from tvm_adaptive._tvm import Database, IRModule, save_json, workload_key
 from tvm_adaptive.errors import (
     InvalidOptionError,
     MachineError,
@@ -40,15 +40,15 @@ from tvm_adaptive.models.frontend.load import slug
 from tvm_adaptive.models.prepare import fastest_forms_of, in_forms
 from tvm_adaptive.models.run import time_exported
 from tvm_adaptive.models.weights import save_module
-from tvm_adaptive.runner.playoff.finalist import SCHEDULE_FAILED
 from tvm_adaptive.tuning.budget import EndCosts
 from tvm_adaptive.tuning.checks.difference import MOST_SEC, source_of_difference
 from tvm_adaptive.tuning.checks.framework import FrameworkReference
 from tvm_adaptive.tuning.checks.functions import (
     compare_functions,
     compared_outputs,
-    functions_of,
+    names_by_workload,
     steps_in_library,
+    verdict_on,
 )
 from tvm_adaptive.tuning.checks.library import (
     UNTUNED_SHARE,
@@ -205,29 +205,12 @@ class NetworkCheck(LibraryCheck):
 
     def _verdict(self, mod: IRModule, found: ComparedCalls) -> FunctionCheck:
         """Return what was found of the functions of one task."""
-        # Of equal functions of two groups of forms, a library may have one.
-        library = self.covered.functions
-        names = [name for name in self._names.get(workload_key(mod), ()) if name in library]
-        failed = {name: f"{SCHEDULE_FAILED}{why}" for name, why in self.covered.failed.items()}
-        all_problems = failed | found.problems
-        problems = [all_problems[name] for name in names if name in all_problems]
-        if problems:
-            return FunctionCheck(problems[0])
-        is_checked = all(
-            name in found.n_compared and name not in found.unclear and name in self.covered.tuned
-            for name in names
-        )
-        if not names or not is_checked:
-            return FunctionCheck()
-        return FunctionCheck("", min(found.seconds.get(name, 0.0) for name in names))
+        return verdict_on(self._names.get(workload_key(mod), ()), self.covered, found)
 
     @functools.cached_property
     def _names(self) -> dict[str, list[str]]:
         """The names of the functions of each task, by its workload's key."""
-        found: dict[str, list[str]] = {}
-        for name, function in functions_of(self._prepared).items():
-            found.setdefault(workload_key(normalize_mod(function)), []).append(name)
-        return found
+        return names_by_workload(self._prepared)
 
     def begin_untuned(self) -> None:
         """Start to compile the network without tuning; ``measure_untuned`` waits for it."""
@@ -240,6 +223,10 @@ class NetworkCheck(LibraryCheck):
             self._compiling = UntunedBuild(*parts, quick=quick)
         self._set_coverage(self._compiling.coverage)
         return self._compiling
+
+    def gives_up_forms(self, comparison: Comparison | None) -> bool:
+        """Leave other forms out if the outputs disagree by more than rounding may explain."""
+        return not self._framework.may_round and super().gives_up_forms(comparison)
 
     def __exit__(self, *exception: object) -> None:
         if self._compiling is not None:
@@ -254,8 +241,10 @@ class NetworkCheck(LibraryCheck):
         """Compile the network untuned and check its import; without a framework, time it, too."""
         context = self._context
         with context.stage("untuned"):
-            if context.budget.left_sec > 0:
+            if context.budget.left_sec > 0 and not context.budget.interrupted:
                 self._framework.run()
+            if context.budget.interrupted:
+                return
             has_reference = self._framework.replaces_untuned
             build = self._compiling or self._compile_untuned(quick=has_reference)
             if build.is_quick and not has_reference:  # its latency is what is improved on
@@ -319,6 +308,8 @@ class NetworkCheck(LibraryCheck):
             if has_given_up and not self._keeps_earlier:
                 self._use_untuned()
                 self.library = self._linked(path)
+            else:  # what was compiled to be checked is no result
+                self.coverage = self._earlier_coverage() or ""
             self._remove_others()
             return None
         with context.stage("compile"):
@@ -419,8 +410,11 @@ class NetworkCheck(LibraryCheck):
         problem = self._problem(outputs, expected, framework)
         rivals, secs, before_sec = self._framework.rivals(), [], math.inf
         # What gives up its forms makes another library, for which the seconds are.
-        if not (problem and self.uses_forms):
+        if not (problem and self.uses_forms and not self._framework.may_round):
             secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
+            # It has crashed after some rounds.
+            if not problem and self.run_failure:
+                return None
             before_sec = self._before_sec(rivals, framework)
             if problem:
                 problem = f"{problem}; {self._source_of_problem(library)}"
@@ -495,7 +489,9 @@ class NetworkCheck(LibraryCheck):
                 raise WorkerTaskError("; ".join(refused.values()))
             if not coverage.tuned and context.budget.seconds is not None:
                 if coverage.fallback:
-                    self._report_shortfall(f"nothing is tuned; {self._what_is_left()}")
+                    # Where time is left, notes have said what did not pass.
+                    cause = "" if context.budget.spare_sec > 0 else "the budget is short: "
+                    self._report_shortfall(f"nothing is tuned; {self._what_is_left()}", cause)
                 if not (self._compiling and self._compiling.is_quick):
                     return None
             with ScratchFolder("network", context.work_dir) as folder:

@@ -93,8 +93,8 @@ def decide(
         reports |= hold_playoffs(session, wanted, recorder, most_secs)
         if budget.checks_network and not budget.interrupted:
             _check_others(session, check, finalists, reports, recorder)
-        hold = functools.partial(hold_playoffs, session, recorder=recorder)
-        choice = _hold_direct(choice, reports, hold, add_drafts)
+        hold = functools.partial(_hold_complete, session, recorder=recorder)
+        choice = _hold_other_forms(choice, reports, hold, add_drafts)
         # ``apply`` and ``show`` read the run's own verdicts: also on what the store has proven.
         for report in reports.values():
             if report.reason == "not-held":
@@ -180,24 +180,39 @@ def _add_drafts(
     session.journal.write("drafted", n_tasks=len(found), n_without=len(gaps) - len(found))
 
 
-def _hold_direct(
+def _hold_complete(
+    session: Session, others: Mapping[int, Finalists], *, recorder: VerdictRecorder
+) -> dict[int, FinalistReport]:
+    """Hold play-offs of all records, which take seconds to read; without time, of those read."""
+    if not session.budget.interrupted and session.budget.spare_sec > 0:
+        others = {index: each.complete() for index, each in others.items()}
+    return hold_playoffs(session, others, recorder)
+
+
+def _hold_other_forms(
     choice: FormChoice,
     reports: dict[int, FinalistReport],
     hold: Callable[[dict[int, Finalists]], dict[int, FinalistReport]],
     add_drafts: Callable[[FormChoice], None] | None = None,
 ) -> FormChoice:
-    """Hold the play-offs of direct forms where another one did not pass; return what is used."""
-    left = choice.without_unchecked(reports)
-    if add_drafts is not None and left is not choice:
-        add_drafts(left)
-    again = {
-        index: left.finalists[index].complete()
-        for index, was_used in enumerate(choice.used)
-        if left.used[index] and not was_used
-    }
-    if again:
-        reports |= hold(again)
-    return left
+    """Hold the play-offs of what takes the place of unchecked forms; return what is used."""
+    first = choice.used
+    # What was proven may be refuted now: then the direct form is left.
+    for only_direct in (False, True):
+        left = choice.without_unchecked(reports, only_direct=only_direct)
+        if left is choice:
+            continue
+        if add_drafts is not None:
+            add_drafts(left)
+        reports |= hold(
+            {
+                index: left.finalists[index]
+                for index, was_used in enumerate(choice.used)
+                if left.used[index] and not (was_used or first[index])
+            }
+        )
+        choice = left
+    return choice
 
 
 def _check_others(
@@ -304,14 +319,14 @@ def checked_database(
 ) -> Database:
     """Return what can be deployed of tasks that are not tuned any more, each checked.
 
-    Of forms only the fastest are; where one does not pass, the direct form is. What a play-off
-    has proven is taken as it is. Of the other tasks, a short play-off checks the best records
-    now; a task of which none passes is left out.
+    Of forms only the fastest are; where one does not pass, another that is proven is, or the
+    direct form. What a play-off has proven is taken as it is. Of the other tasks, a short
+    play-off checks the best records now; a task of which none passes is left out.
     """
     choice = FormChoice.of(finalists, check.forms, is_direct=check.is_direct)
     hold = functools.partial(_checked_reports, context)
     reports = hold(dict(enumerate(choice.finalists)))
-    left = _hold_direct(choice, reports, hold)
+    left = _hold_other_forms(choice, reports, hold)
     database = memory_database()
     copy_winners((reports[i] for i, is_used in enumerate(left.used) if is_used), database)
     return database

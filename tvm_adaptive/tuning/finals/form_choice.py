@@ -13,7 +13,7 @@ from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.finals.finalists import Finalists
 from tvm_adaptive.values import roofline
-from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, form_costs, in_use
+from tvm_adaptive.values.forms import DIRECT, NO_FORM, FormKey, fastest_forms, form_costs, in_use
 
 # How much longer than with the best of four trials a task takes with its first draft.
 _DRAFT_FACTOR = 1.5
@@ -27,6 +27,7 @@ class FormChoice:
     finalists: list[Finalists]  # of tasks in use; others have no records here
     used: list[bool]  # whether a task is in use
     _all: Sequence[Finalists]
+    _is_direct: bool = False  # other forms are not used
 
     @classmethod
     def of(
@@ -66,7 +67,7 @@ class FormChoice:
             )
             for each, is_used in zip(finalists, used, strict=True)
         ]
-        return cls(keys, found, used, finalists)
+        return cls(keys, found, used, finalists, is_direct)
 
     @property
     def is_complete(self) -> bool:
@@ -78,17 +79,46 @@ class FormChoice:
         """The tasks in use that the untuned network does not call."""
         return [i for i, key in enumerate(self.keys) if self.used[i] and key.form != DIRECT]
 
-    def without_unchecked(self, reports: Mapping[int, FinalistReport]) -> FormChoice:
-        """Return the choice that is left if forms with an unchecked task are not used."""
-        lost = {self.keys[i].group for i in self.of_other_forms if reports[i].winner is None}
-        if not lost:
+    def without_unchecked(
+        self, reports: Mapping[int, FinalistReport], *, only_direct: bool = False
+    ) -> FormChoice:
+        """Return the choice that is left if forms with an unchecked task are not used.
+
+        What takes their place is the fastest of the other forms that are proven; without one,
+        or with ``only_direct``, it is the direct form.
+        """
+        lost = {
+            key.group
+            for i, key in enumerate(self.keys)
+            if key.group and self.used[i] and reports[i].winner is None
+        }
+        proven = self._fastest_proven(only_direct=only_direct)
+        used = [
+            key.form == proven.get(key.group, DIRECT) if key.group in lost else is_used
+            for key, is_used in zip(self.keys, self.used, strict=True)
+        ]
+        pairs = zip(self.keys, self.used, used, strict=True)
+        changed = {key.group for key, was_used, is_used in pairs if was_used != is_used}
+        if not changed:
             return self
-        used, finalists = list(self.used), list(self.finalists)
-        for i, key in enumerate(self.keys):
-            if key.group in lost:
-                used[i] = key.form == DIRECT
-                finalists[i] = self._all[i]
+        finalists = [
+            whole if key.group in changed else each
+            for key, each, whole in zip(self.keys, self.finalists, self._all, strict=True)
+        ]
         return dataclasses.replace(self, used=used, finalists=finalists)
+
+    def _fastest_proven(self, *, only_direct: bool) -> dict[str, str]:
+        """Return of each group the fastest form not in use of which all tasks are proven."""
+        only_direct = only_direct or self._is_direct
+        costs = [
+            each.importance_sec
+            if each.proven is not None and not is_used and not (only_direct and key.form != DIRECT)
+            else math.inf
+            for key, each, is_used in zip(self.keys, self._all, self.used, strict=True)
+        ]
+        forms = form_costs(self.keys, costs)
+        fastest = fastest_forms(forms)
+        return {group: form for group, form in fastest.items() if math.isfinite(forms[group][form])}
 
     def as_fields(self, progress: RunProgress) -> dict[str, Any]:
         """Return what was tried of each part and what was chosen, for the journal."""
