@@ -30,7 +30,7 @@ from tvm_adaptive.models import (
 )
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.tuning.target import resolve_target
-from tvm_adaptive.values.run_folder import RECORD_FILE, WORKLOAD_FILE
+from tvm_adaptive.values.run_folder import FINAL_DIR, RECORD_FILE, WORKLOAD_FILE
 
 # MetaSchedule records a failed trial as 1e10 s, and would take it for want of another.
 _FAILED_SEC = 1e9
@@ -136,7 +136,7 @@ def _database(entry: Mapping[str, Any], scratch: Path) -> Any:
     if entry["folder"] is None:
         return None
     folder, n_records = Path(entry["folder"]), entry["n_trials"]
-    final = folder / "final"
+    final = folder / FINAL_DIR
     # Stock has no play-off: its winner is its fastest record.
     if n_records is None and entry["rank"] == 1 and final.is_dir():
         return json_database(final)

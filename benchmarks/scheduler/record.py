@@ -76,6 +76,7 @@ def config_of(patience: int, batch: int) -> TuneConfig:
     return DEFAULT.replace(
         task_scheduler="adaptive-round-robin",
         use_all=True,
+        store="none",  # what earlier runs have found would not be in the recording
         search=dataclasses.replace(DEFAULT.search, n_trials_per_round=batch),
         scheduler=dataclasses.replace(DEFAULT.scheduler, patience_trials=patience),
         # The play-off's winner is of no interest here.

@@ -363,7 +363,7 @@ def test_empty_batches_without_end_are_not_waited_for(world, turns):
         (Decision(0, "x", retired=(0,)), "chose arm 0 .matmul16., which is finished"),
         (Decision(0, "x", n_trials=0), "asked for 0 trials"),
         (Decision(2, "x", scores=np.zeros(2)), r"one score per arm but got shape .2,.; there"),
-        (Decision(2, "x", scores=["high", "low", "low"]), "could not convert string to float"),
+        (Decision(2, "x", scores=["high", "low", "low"]), "one number per arm"),
     ],
 )
 def test_a_policy_that_fails_is_replaced_for_a_slot(world, script, decision, text):

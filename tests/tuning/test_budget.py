@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_adaptive.measure_callback.progress import GIVE_UP_TRIALS, RunProgress, TaskProgress
-from tvm_adaptive.tuning.budget import Budget, EndCosts, tuned_compile_sec, tuned_share
+from tvm_adaptive.tuning.budget import Budget, EndCosts, timed_share, tuned_compile_sec
 from tvm_adaptive.tuning.config import DEFAULT, FinishConfig
 from tvm_adaptive.values.forms import FormKey
 
@@ -247,7 +247,7 @@ def test_while_a_task_has_nothing_only_checks_of_the_others_are_reserved():
         budget.update_reserve(progress_of(best_secs), (), 16)
         assert budget.reserve_sec == pytest.approx(reserve_sec)
     # Compiling what is not tuned takes less; play-offs spend their own reserve.
-    budget.release_playoffs(tuned_share(progress_of((1e-3, math.inf)), ()))
+    budget.release_playoffs(timed_share(progress_of((1e-3, math.inf))))
     assert budget.reserve_sec == 35.0
     assert budget.spare_sec == 580.0 - 35.0
 
@@ -260,9 +260,8 @@ def test_a_short_run_reserves_less_for_checks():
 
 
 def test_a_task_with_a_result_counts_as_tuned():
-    assert tuned_share(progress_of([1e-3, math.inf]), ()) == 0.5
-    assert tuned_share(progress_of([1e-3, math.inf]), ("1",)) == 1.0
-    assert tuned_share(RunProgress([]), ()) == 0.0
+    assert timed_share(progress_of([1e-3, math.inf])) == 0.5
+    assert timed_share(RunProgress([])) == 0.0
 
 
 def test_what_an_earlier_run_has_proven_is_compiled_as_what_the_search_has_found():
@@ -446,15 +445,14 @@ def test_without_a_check_within_the_network_all_playoffs_are_reserved(changes):
 
 
 def test_compiling_a_network_takes_what_its_candidates_took():
-    known, unknown, open_one = (1e-3, 2e-3, 0.4), (1e-3, 2e-3, math.nan), (math.inf,) * 2
-    assert tuned_compile_sec(network_of([]), (), 9.0) == 0.0
-    assert tuned_compile_sec(network_of([(*open_one, 0.4)]), (), 9.0) == 0.0
-    assert tuned_compile_sec(network_of([unknown, unknown]), (), 9.0) == 18.0
-    assert tuned_compile_sec(network_of([known, known]), (), 9.0) == pytest.approx(0.8)
-    assert tuned_compile_sec(network_of([known, unknown]), (), 9.0) == pytest.approx(0.8)
+    known, unknown = network_of([(1e-3, 2e-3, 0.4), (1e-3, 2e-3, math.nan)]).tasks
+    assert tuned_compile_sec([], 9.0) == 0.0
+    assert tuned_compile_sec([unknown, unknown], 9.0) == 18.0
+    assert tuned_compile_sec([known, known], 9.0) == pytest.approx(0.8)
+    assert tuned_compile_sec([known, unknown], 9.0) == pytest.approx(0.8)
     # One function that takes long to build says little of the others.
-    assert tuned_compile_sec(network_of([known, unknown]), (), 0.1) == pytest.approx(0.5)
-    assert tuned_compile_sec(network_of([known] * 2), (), 0.1) == pytest.approx(0.8)
+    assert tuned_compile_sec([known, unknown], 0.1) == pytest.approx(0.5)
+    assert tuned_compile_sec([known] * 2, 0.1) == pytest.approx(0.8)
 
 
 def test_tasks_without_trials_keep_the_seconds_of_their_drafts() -> None:

@@ -187,11 +187,11 @@ class Closeable:
             raise self.error
 
 
-def test_a_part_that_fails_to_close_is_heard_and_the_others_are_closed() -> None:
+def test_a_part_that_fails_to_close_is_heard_and_the_others_are_closed(tmp_path: Path) -> None:
     builder, runner, lanes = Closeable(AttributeError("no pool")), Closeable(), Closeable()
     stock: Any = object()  # has nothing to close
     closeable = (runner, stock, builder, None, lanes)
-    parts = Parts(stock, stock, stock, stock, stock, None, TrialLog(), closeable)
+    parts = Parts(stock, stock, stock, stock, stock, None, TrialLog(), tmp_path, closeable)
     with pytest.raises(AttributeError, match="no pool"):
         parts.close()
     assert builder.is_closed
@@ -217,10 +217,19 @@ def test_what_workers_held_in_a_batch_is_removed_after_their_end(make_session: A
     session = make_session()
     left = session.work_dir / "artifacts" / "candidate-x"
     mine = session.work_dir / "artifacts" / "mine.txt"
-    with contextlib.closing(make_parts(session)):
+    was_there: list[bool] = []
+
+    class Worker:
+        def close(self) -> None:
+            was_there.append(left.exists())
+
+    parts = make_parts(session)
+    parts = dataclasses.replace(parts, closeable=(*parts.closeable, Worker()))
+    with contextlib.closing(parts):
         left.mkdir(parents=True)
         (left / "a.so").write_text("")
         mine.write_text("")
+    assert was_there == [True]
     assert not left.exists()
     assert mine.exists()
 

@@ -152,7 +152,10 @@ def test_of_a_run_that_reached_its_goal_the_goal_is_named(work_dir: Path) -> Non
     resaid(work_dir, "run", until_ms=1e6)
     observer = Notes()
     resume(work_dir, observer=observer)
-    assert "give it more --trials, or a shorter --until-latency" in observer.notes[0]
+    assert (
+        "more --trials, or, if it has reached its goal, a shorter --until-latency"
+        in observer.notes[0]
+    )
 
 
 def test_a_report_survives_its_journal(finished: TuneReport) -> None:

@@ -120,7 +120,6 @@ def check_resume(options: argparse.Namespace) -> None:
         return
     values = {name: getattr(options, name) for name in _NEW_RUN_OPTIONS}
     given = [spelled(name, value) for name, value in values.items() if value not in (None, [])]
-    given = ["WHAT" if each == "--what" else each for each in given]
     if given:
         raise InvalidOptionError(
             f"--resume continues the run in {options.resume} with its own options; leave out "

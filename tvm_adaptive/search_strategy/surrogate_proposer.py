@@ -351,7 +351,7 @@ class SurrogateProposer(Proposer):
         return self.candidates.best(within(pool, space, centres, RADIUS), n)
 
     def _add_seeds(self, n_own: int | None = None) -> list[Seed]:
-        """Add new records of the family, ``n_own`` only of this task, to the pool; return all."""
+        """Add records of the family, or ``n_own`` of this task, to the pool; return all of them."""
         pool, name = self.candidates.pool, str(self.context.task_name)
         seeds = self.transfer_pool.ask(self.family, name, self.candidates.space, self.rng)
         if n_own is not None:

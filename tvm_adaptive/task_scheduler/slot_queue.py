@@ -303,9 +303,9 @@ def least_played(arms: Sequence[Arm]) -> int:
 def check_decision(decision: Decision, arms: Sequence[Arm]) -> None:
     """Raise unless a policy's decision can be carried out."""
     for index in (*decision.retired, *([] if decision.arm is None else [decision.arm])):
-        if not 0 <= index < len(arms):
+        if not isinstance(index, int | np.integer) or not 0 <= index < len(arms):
             raise InvalidOptionError(
-                f"The policy named arm {index}; there are arms 0 to {len(arms) - 1}."
+                f"The policy named arm {index!r}; there are arms 0 to {len(arms) - 1}."
             )
     if decision.arm is not None and (
         arms[decision.arm].finished or decision.arm in decision.retired
@@ -319,7 +319,12 @@ def check_decision(decision: Decision, arms: Sequence[Arm]) -> None:
             f"The policy asked for {decision.n_trials} trials; ask for at least 1, or None."
         )
     if decision.scores is not None:
-        shape = np.asarray(decision.scores, dtype=np.float64).shape
+        try:
+            shape = np.asarray(decision.scores, dtype=np.float64).shape
+        except (TypeError, ValueError) as error:
+            raise InvalidOptionError(
+                "The policy's scores must be one number per arm, or None."
+            ) from error
         if shape != (len(arms),):
             raise InvalidOptionError(
                 f"The policy must give one score per arm but got shape {shape}; there are "

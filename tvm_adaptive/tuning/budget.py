@@ -229,7 +229,9 @@ class Budget:
         compiled also if the search does not reach the task.
         """
         reserve, costs = self._reserve, self._reserve.costs
-        used, share = _tasks_in_use(progress, proven), tuned_share(progress, proven)
+        used = _tasks_in_use(progress, proven)
+        tuned = [task for task in used if _has_result(task, proven)]
+        share = len(tuned) / max(len(used), 1)
         has_gaps = any(
             not _has_result(task, proven)
             and not task.is_given_up
@@ -237,13 +239,13 @@ class Budget:
             for task in used
         )
         if costs.network_check_sec is None:
-            check_sec = tuned_share(progress, ()) * reserve.check_sec  # none of what is proven
+            check_sec = timed_share(progress) * reserve.check_sec  # none of what is proven
             later = {"later": costs.after_playoffs_sec(share)}
             first = {"play-off": check_sec if has_gaps else reserve.playoff_sec}
         else:
             n_tasks = len(used)
             default_sec = costs.compile_sec / max(n_tasks, 1)
-            build_sec = tuned_compile_sec(progress, proven, default_sec)
+            build_sec = tuned_compile_sec(tuned, default_sec)
             # Reading, packing and linking a network take about as long as the code of its
             # untuned functions, which stays in the reserve for that.
             later = {
@@ -346,20 +348,19 @@ class Budget:
         return min(finish.n_qualifiers * _QUALIFIER_SEC, finish.max_share * total_sec)
 
 
-def tuned_share(progress: RunProgress, proven: Container[str]) -> float:
-    """Return the share of the tasks that have a result, of this run or an earlier one."""
-    used = _tasks_in_use(progress, proven)
-    return sum(_has_result(task, proven) for task in used) / max(len(used), 1)
+def timed_share(progress: RunProgress) -> float:
+    """Return the share of the tasks that have a result of this run."""
+    n_timed = sum(math.isfinite(task.best_sec) for task in progress.used_tasks)
+    return n_timed / max(len(progress.used_tasks), 1)
 
 
-def tuned_compile_sec(progress: RunProgress, proven: Container[str], default_sec: float) -> float:
-    """Return the seconds that compiling the best candidate of each task takes, in one process.
+def tuned_compile_sec(tuned: Sequence[TaskProgress], default_sec: float) -> float:
+    """Return the seconds that compiling the best candidates of tasks takes, in one process.
 
     A task whose build was not timed takes as long as the others, at most ``default_sec``, and
     just as long if none was. Builds of candidates, each with a linker and beside others, take a
     little longer than that.
     """
-    tuned = [task for task in _tasks_in_use(progress, proven) if _has_result(task, proven)]
     known = [task.build_sec for task in tuned if math.isfinite(task.build_sec)]
     # A search begins with large functions: their builds alone must not end it.
     rest_sec = min(math.fsum(known) / len(known), default_sec) if known else default_sec
@@ -374,7 +375,7 @@ def _tasks_in_use(progress: RunProgress, proven: Container[str]) -> list[TaskPro
     """Return the tasks of the fastest forms; where none is timed, of one that is proven.
 
     Which proven form is the fastest is not known yet. The one with the most tasks takes the
-    longest to compile.
+    longest to compile: of sums of -1, it has the least.
     """
     timed = {task.key.group for task in progress.used_tasks if math.isfinite(task.best_sec)}
 

@@ -65,7 +65,7 @@ from tvm_adaptive.tuning.turns import time_thread_counts
 from tvm_adaptive.values.forms import FormKey
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.fork_server import ForkServer
-from tvm_adaptive.workers.scratch import remove_others
+from tvm_adaptive.workers.scratch import remove_left_behind
 
 # Returns the finalists of some tasks.
 _Records = Callable[[Sequence[ExtractedTask]], list[Finalists]]
@@ -279,7 +279,7 @@ def _opened(
         owned(out_dir) as owner,
         open_services(out_dir / APPLY_FILE, observer, server) as services,
     ):
-        remove_others(out_dir)  # of calls that were killed
+        remove_left_behind(out_dir)  # of calls that were killed
         context = RunContext(
             **services, config=config, target=resolved, seed=0, budget=Budget(), farm=farm
         )

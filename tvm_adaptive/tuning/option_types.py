@@ -30,11 +30,14 @@ def convert_types(options: Any) -> None:
             object.__setattr__(options, name, converted)
 
 
+# What a command does not spell by its name; --input-shape is given once for each input.
+_SPELLINGS = {"what": "WHAT", "input_shapes": "--input-shape"}
+
+
 def spelled(name: str, value: object) -> str:
     """Return an option as it is given on the command line."""
-    if name == "input_shapes":
-        return "--input-shape"  # once for each input
-    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+    prefix = "--no-" if value is False else "--"
+    return _SPELLINGS.get(name) or prefix + name.replace("_", "-")
 
 
 def value_of(value: Any, hint: Any, option: str) -> Any:

@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
-import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from tvm_adaptive.tuning.target import FARM_RUNNERS, n_cores_of, rpc_config_of
 from tvm_adaptive.values.trial_log import TrialLog
 from tvm_adaptive.workers.cores import n_build_workers
 from tvm_adaptive.workers.fork_server import ForkServer
-from tvm_adaptive.workers.scratch import PREFIX
+from tvm_adaptive.workers.scratch import PREFIX, remove_folder
 
 # Medians of a compilation. Of ResNet-18's batches of 16 for an H100, the slowest took up to 15 s,
 # that of the best candidate at most 4 s, twice the median.
@@ -43,9 +41,6 @@ _GPU_PATIENCE = 3.0
 # seconds: 25 to 36 s on two quiet cores, three times that in a slow hour. One that is late
 # is killed, its candidate counts as failed, and the next one imports anew.
 STOCK_START_SEC = 105.0
-# A network file system removes the files of a worker that has ended a moment later.
-_REMOVE_TRIES = 5
-_REMOVE_PAUSE_SEC = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +54,9 @@ class Parts:
     task_scheduler: Any
     transfer_pool: TransferPool | None  # None if the tasks' searches share no records
     trial_log: TrialLog  # shared by the parts that are ours
+    work_dir: Path  # of the run, whose candidates are removed at the end
     closeable: tuple[Any, ...] = ()  # those that may have worker processes
     prefetch: bool = True  # whether drafts may prefetch large weights
-    work_dir: Path | None = None  # of the run, whose candidates are removed at the end
 
     def draft(self, context: TuneContext, rng: np.random.Generator) -> TuningRecord | None:
         """Return a schedule for a task without trials; None where there is none."""
@@ -71,8 +66,7 @@ class Parts:
     def close(self) -> None:
         """End the worker processes of lanes, builder and runner; remove what they have left."""
         with contextlib.ExitStack() as stack:  # closes the others if one fails
-            if self.work_dir is not None:  # last of all
-                stack.callback(remove_candidates, self.work_dir)
+            stack.callback(remove_candidates, self.work_dir)  # last of all
             for part in self.closeable:
                 close = getattr(part, "close", None)  # stock has none
                 if close is not None:
@@ -159,14 +153,10 @@ def make_parts(session: Session) -> Parts:
 
 def remove_candidates(work_dir: Path) -> None:
     """Remove what batches and their workers have left; other files may be a user's."""
-    folder = work_dir / ARTIFACTS_FOLDER
-    for _ in range(_REMOVE_TRIES):
-        left = [each for name in ("candidate-*", f"{PREFIX}*") for each in folder.glob(name)]
-        for each in left:
-            shutil.rmtree(each, ignore_errors=True)
-        if not any(each.exists() for each in left):
-            return
-        time.sleep(_REMOVE_PAUSE_SEC)
+    for name in ("candidate-*", f"{PREFIX}*"):
+        for folder in (work_dir / ARTIFACTS_FOLDER).glob(name):
+            # A network file system removes the files of a worker that has ended a moment later.
+            remove_folder(folder)
 
 
 def _transfer_pool(config: TuneConfig, cost_model: Any) -> TransferPool | None:

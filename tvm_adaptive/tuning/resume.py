@@ -92,8 +92,9 @@ def resume(
         if history.report is not None and options == before and _is_from_here(before, history):
             bounds = {"--budget": before.budget_sec, "--trials": before.trials}
             given = " and ".join(name for name, bound in bounds.items() if bound is not None)
-            goal = "" if before.until_ms is None else ", or a shorter --until-latency"
-            note = f"the run has come to its end; give it more {given}{goal}"
+            note = f"the run has come to its end; give it more {given}"
+            if before.until_ms is not None:
+                note += ", or, if it has reached its goal, a shorter --until-latency"
             GuardedObserver(observer).note(note)
             return _report_of(history, work_dir)
         if store is None and HIDDEN in before.config.store:
@@ -122,8 +123,8 @@ def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
     if history.model is None or history.model.get("what") is None:
         raise InvalidOptionError(
             f"The run in {work_dir} was given its model in Python: resume it there with "
-            f"resume=True. Its tuned library is in {work_dir}; of a network, tvm_adaptive.compile "
-            "makes a function from the record store."
+            f"resume=True. If it has come to its end, its tuned library is in {work_dir}. "
+            "tvm_adaptive.compile makes a function of a network from the record store."
         )
     run, model = history.run, history.model
     odd = [

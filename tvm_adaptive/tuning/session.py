@@ -54,7 +54,7 @@ from tvm_adaptive.workers.early_start import RUN_MODULES, early_server
 from tvm_adaptive.workers.environment import Environment, compiler_problem, gpu_name
 from tvm_adaptive.workers.file_system import forbids_programs
 from tvm_adaptive.workers.fork_server import ForkServer
-from tvm_adaptive.workers.scratch import remove_others
+from tvm_adaptive.workers.scratch import remove_left_behind
 
 # A batch's libraries are some megabytes, its records some kilobytes; other programs write, too.
 LEAST_FREE_BYTES = 32 << 20
@@ -347,7 +347,7 @@ def open_session(
             notes.append(f"{whose} are in {folder}")
             # The file of the store that was named may have been among those that were moved.
             store = stack.enter_context(open_store(config.store, environment))
-        remove_others(work_dir)  # of attempts that were killed
+        remove_left_behind(work_dir)  # of attempts that were killed
         services = stack.enter_context(
             open_services(path, options.observer, server, tells_past=options.resume)
         )

@@ -481,7 +481,6 @@ def _tune_contexts(
         warm_started(session, contexts, parts, database) as store_callbacks,
         with_earlier_kernels(parts.builder, parts.trial_log, contexts, database) as builder,
     ):
-        session.update_reserve(progress)  # with what the store has proven
         ms.tune_tasks(
             tasks=contexts,
             task_weights=[task.weight for task in progress.tasks],

@@ -86,10 +86,10 @@ def remove_abandoned(place: Path) -> None:
     _remove_where(place, Owner.is_gone)
 
 
-def remove_others(place: Path) -> None:
-    """Remove all scratch folders but those of living processes here, from a locked directory.
+def remove_left_behind(place: Path) -> None:
+    """Remove the scratch folders in a locked directory, but those of living processes here.
 
-    Who has its lock knows that those of other machines and containers are gone, too.
+    Whoever has the lock knows that the owners on other machines and in containers have ended.
     """
     _remove_where(place, lambda owner: not owner.is_alive_here())
 
@@ -106,15 +106,15 @@ def _remove_where(place: Path, is_gone: Callable[[Owner], bool]) -> None:
                     continue
                 folder = Path(entry.path)
                 if is_gone(Owner(**json.loads((folder / OWNER_FILE).read_bytes()))):
-                    _remove(folder)
+                    remove_folder(folder)
 
 
 def _remove_own(folder: Path, pid: int) -> None:
     if os.getpid() == pid:  # else a copy of the owner, forked by the user
-        _remove(folder)
+        remove_folder(folder)
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder, the owner's name last, so that an interrupted removal can be repeated."""
     for _ in range(_REMOVE_TRIES):
         with contextlib.suppress(OSError):

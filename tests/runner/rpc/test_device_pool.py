@@ -75,6 +75,7 @@ def test_a_device_that_has_measured_nothing_is_suspected_while_there_are_others(
     pool.note_success(B)
     assert not pool.suspect(B)
     assert pool.suspect(A)
+    pool.rest(A)
     assert pool.avoided() == {A}
     assert pool.rests() == {A: 20.0}  # others that are held do not make it wait for longer
     clock.now += 30.0

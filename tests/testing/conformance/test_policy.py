@@ -160,7 +160,7 @@ class Burying:
         (NoDecision, "expected a Decision but got 0"),
         (Vandal, r"choose\(\) with \d arms left raised ValueError: .*read-only"),
         (Unguarded, r"choose\(\) with 0 arms left raised ValueError"),
-        (Named, "the check of a decision raised TypeError"),
+        (Named, "named arm '0'; there are arms 0 to"),
         (Hopeful, "kept the policy from the other one for 30 slots"),
     ],
 )

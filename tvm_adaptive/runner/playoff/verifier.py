@@ -232,7 +232,7 @@ class Verifier:
     ) -> None:
         """Raise MachineError unless what failed elsewhere fails on the present device, too."""
         sound = pool.address
-        pool.moves = False  # a kernel that crashes it fails there
+        pool.moves = False  # a kernel that ends its server has failed on it
         try:
             outcome = self._call(function, task, n_tries=1)
         finally:

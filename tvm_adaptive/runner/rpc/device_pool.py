@@ -41,6 +41,7 @@ class Device:
     address: str
     n_timings: int = 0  # candidates that it measured
     n_failures: int = 0  # of candidates, in a row
+    is_in_doubt: bool = False  # it has lost a candidate, and timed nothing since
     n_faults: int = 0  # in a row
     last_fault: str = ""  # why
     n_quarantines: int = 0  # since it last measured a candidate
@@ -92,12 +93,8 @@ class DevicePool:
         return {address: self.device(address).free_at_sec - now_sec for address in self.avoided()}
 
     def suspect(self, address: str) -> bool:
-        """Say whether a failure may be the device's own; then it rests, and another is to try."""
-        device = self.device(address)
-        if device.n_timings or len(self.present) <= 1:
-            return False
-        self.rest(address)
-        return True
+        """Say whether a failure may be the device's own, so that another is to try."""
+        return not self.device(address).n_timings and len(self.present) > 1
 
     def rest(self, address: str) -> None:
         """Let other devices try first, for a while."""
@@ -106,13 +103,14 @@ class DevicePool:
 
     def may_be_at_fault(self, address: str) -> bool:
         """Say whether one of several devices has timed nothing since it lost a candidate."""
-        return len(self.present) > 1 and self.device(address).n_failures >= _MAX_FAILURES
+        return len(self.present) > 1 and self.device(address).is_in_doubt
 
     def note_success(self, address: str) -> None:
         """Note that a device has measured a candidate, which ends its series of faults."""
         device = self.device(address)
         device.n_timings += 1
         device.n_failures = device.n_faults = device.n_quarantines = 0
+        device.is_in_doubt = False
         device.free_at_sec = -math.inf
 
     def note_failure(self, address: str) -> None:
@@ -125,13 +123,11 @@ class DevicePool:
     def note_loss(self, address: str) -> None:
         """Note that a device has lost a candidate.
 
-        The reference kernel says if it still works, unless it is the only one: then the next
-        candidates do.
+        The reference kernel says if it still works; of the only device, the next candidates do.
         """
         if len(self.present) > 1:
             device = self.device(address)
-            device.n_failures = max(device.n_failures, _MAX_FAILURES - 1)
-            self.note_failure(address)
+            device.is_in_doubt, device.calibrated_sec = True, -math.inf
 
     def note_fault(self, address: str, why: str) -> None:
         """Note a fault of the device itself, and quarantine it after too many."""
@@ -164,6 +160,7 @@ class DevicePool:
             self._is_anchored = is_anchor
         device.reference, device.calibrated_sec = reference, self._clock()
         device.n_failures = device.n_waits = 0
+        device.is_in_doubt = False
         self._log("board", address=address, state="calibrated", speed=self.speed(address))
         known = [(each, each.reference) for each in self._devices.values() if each.reference]
         fastest_sec = min(

@@ -71,7 +71,7 @@ class LeasingPool(WorkerPool):
         self.address = ""
         self._present: tuple[str, ...] = ()
         self._failure = ""  # of the last lease
-        self._unreachable: set[str] = set()  # since the last session; or it lacked disk space
+        self._avoided: set[str] = set()  # gave no session, or lacked disk space, since the last one
         self._unfit: set[str] = set()  # untuned functions fail there
         self.moves = True  # a task whose device dies is tried on another one
         self._retry_sec = -math.inf
@@ -86,7 +86,7 @@ class LeasingPool(WorkerPool):
         try:
             return (yield from self._run(step, needed_sec))
         except MachineError:  # its disk may be full; others have room
-            self._unreachable.add(self.address)
+            self._avoided.add(self.address)
             raise
 
     @property
@@ -142,16 +142,16 @@ class LeasingPool(WorkerPool):
                 yield short_step(f"connecting to {self.address}", open_session, session_sec)
                 break
             except WorkerError as error:
-                self._unreachable.add(self.address)
+                self._avoided.add(self.address)
                 if not isinstance(error, WorkerTaskError):  # no worker is left to ask again
                     raise DeviceUnreachableError(summary_line(error)) from error
                 if not n_left:
                     raise
         self._failure = ""
-        self._unreachable.clear()
+        self._avoided.clear()
 
     def _queue(self) -> Plan:
-        avoided = frozenset(self._suspended | self._unreachable | self._unfit)
+        avoided = frozenset(self._suspended | self._avoided | self._unfit)
         if self.address in set(self._present) - avoided:
             avoided |= set(self._present) - {self.address}
         queue_sec = min(self.queue_timeout_sec, RETRY_QUEUE_SEC if self._failure else math.inf)

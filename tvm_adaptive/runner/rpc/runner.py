@@ -273,7 +273,6 @@ class AdaptiveRPCRunner(QueueingRunner):
                 failure = WorkerTaskError(timing.traceback)
                 if self._devices.suspect(address):  # e.g. it has no linker
                     self._move(address, job, failure)
-                    self._fail_stalled(summary_line(failure))
                 else:
                     self._devices.note_failure(address)
                     self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
@@ -309,11 +308,12 @@ class AdaptiveRPCRunner(QueueingRunner):
         self._devices.note_loss(address)
         if lost_on and not is_in_doubt:
             self._dispatcher.settle(job, self._failed(job.index, error, board=address))
-            return
-        if not lost_on:
-            job.task.lost_on.append((address, summary_line(error)))
-        self._dispatcher.put_back(job)
-        if is_in_doubt or isinstance(error, MachineError):  # the next one might end alike
+        else:
+            if not lost_on:
+                job.task.lost_on.append((address, summary_line(error)))
+            self._dispatcher.put_back(job)
+        # Its next candidate might end alike.
+        if is_in_doubt or isinstance(error, MachineError | WorkerTaskError):
             self._devices.rest(address)
             self._fail_stalled(summary_line(error))
 

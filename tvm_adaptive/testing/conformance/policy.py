@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.task_scheduler.arms import Arm, Decision, Policy
 from tvm_adaptive.task_scheduler.slot_queue import check_decision
 from tvm_adaptive.testing.conformance.raising import must_not_raise
@@ -185,8 +186,10 @@ class _Watched:
             decision = self.policy.choose(arms, rng)
         self.n_decisions += 1
         assert isinstance(decision, Decision), f"expected a Decision but got {decision!r}"
-        with must_not_raise("the check of a decision"):
+        try:
             check_decision(decision, arms)
+        except InvalidOptionError as error:
+            raise AssertionError(str(error)) from error
         limit = _MANY_SLOTS * len(arms)
         assert self.n_decisions < limit, f"the policy had not ended the run after {limit} slots"
         self._count_waits(arms, decision)

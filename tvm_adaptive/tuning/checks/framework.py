@@ -163,14 +163,14 @@ class FrameworkReference:
 
     def _coarsest_allowance(self, expected: Sequence[Any]) -> str:
         """Say which allowance could hide a wrong function; empty if none could."""
-        allowed = [
-            (spread, largest_size(each))
-            for spread, each in zip(self._spreads, expected, strict=False)
+        coarse = [
+            (spread / size if size else math.inf, spread, size)
+            for spread, size in zip(self._spreads, map(largest_size, expected), strict=False)
+            if spread > _COARSE * size
         ]
-        coarse = [(spread, size) for spread, size in allowed if spread > _COARSE * size]
         if not coarse:
             return ""
-        spread, size = max(coarse)
+        _, spread, size = max(coarse)
         return (
             f"that agreement says little: {self.name}'s own outputs move so far with their "
             f"roundings that {spread:.2g} is allowed, of values up to {size:.2g}; compare the "

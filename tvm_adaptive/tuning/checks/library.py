@@ -153,9 +153,14 @@ class LibraryCheck:
             margin_sec=(_UNTUNED_MARGIN - 1.0) * self._build_sec,
         )
 
+    @property
+    def may_give_up_forms(self) -> bool:
+        """Whether forms may be why outputs disagree."""
+        return self.uses_forms
+
     def gives_up_forms(self, comparison: Comparison | None) -> bool:
         """Leave other forms out if the outputs disagree; return False if that changes nothing."""
-        if comparison is None or comparison.agree or not self.uses_forms:
+        if comparison is None or comparison.agree or not self.may_give_up_forms:
             return False
         self._context.observer.note(
             f"{comparison.problem}; convolutions are computed directly instead, which rounds less"

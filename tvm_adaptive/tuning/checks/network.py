@@ -224,9 +224,10 @@ class NetworkCheck(LibraryCheck):
         self._set_coverage(self._compiling.coverage)
         return self._compiling
 
-    def gives_up_forms(self, comparison: Comparison | None) -> bool:
-        """Leave other forms out if the outputs disagree by more than rounding may explain."""
-        return not self._framework.may_round and super().gives_up_forms(comparison)
+    @property
+    def may_give_up_forms(self) -> bool:
+        """Whether forms may be why outputs disagree, and not the rounding of the network."""
+        return super().may_give_up_forms and not self._framework.may_round
 
     def __exit__(self, *exception: object) -> None:
         if self._compiling is not None:
@@ -336,7 +337,7 @@ class NetworkCheck(LibraryCheck):
             if comparison is not None and self._is_here:
                 self._write_roofline()
             self.library = self._linked(path)
-        if comparison is None or comparison.agree or not self.uses_forms:
+        if comparison is None or comparison.agree or not self.may_give_up_forms:
             self._remove_others()
         if comparison is not None:
             context.journal.write("comparison", **dataclasses.asdict(comparison))
@@ -410,7 +411,7 @@ class NetworkCheck(LibraryCheck):
         problem = self._problem(outputs, expected, framework)
         rivals, secs, before_sec = self._framework.rivals(), [], math.inf
         # What gives up its forms makes another library, for which the seconds are.
-        if not (problem and self.uses_forms and not self._framework.may_round):
+        if not (problem and self.may_give_up_forms):
             secs = rivals.time(outputs, lambda sec: self._run(time_exported, (*task, sec), path))
             # It has crashed after some rounds.
             if not problem and self.run_failure:

@@ -94,7 +94,7 @@ def decide(
         if budget.checks_network and not budget.interrupted:
             _check_others(session, check, finalists, reports, recorder)
         hold = functools.partial(_hold_complete, session, recorder=recorder)
-        choice = _hold_other_forms(choice, reports, hold, add_drafts)
+        choice = _hold_replacements(choice, reports, hold, add_drafts)
         # ``apply`` and ``show`` read the run's own verdicts: also on what the store has proven.
         for report in reports.values():
             if report.reason == "not-held":
@@ -181,15 +181,22 @@ def _add_drafts(
 
 
 def _hold_complete(
-    session: Session, others: Mapping[int, Finalists], *, recorder: VerdictRecorder
+    session: Session, finalists: Mapping[int, Finalists], *, recorder: VerdictRecorder
 ) -> dict[int, FinalistReport]:
-    """Hold play-offs of all records, which take seconds to read; without time, of those read."""
-    if not session.budget.interrupted and session.budget.spare_sec > 0:
-        others = {index: each.complete() for index, each in others.items()}
-    return hold_playoffs(session, others, recorder)
+    """Hold play-offs of all records."""
+    return hold_playoffs(session, _complete_in_time(session, finalists), recorder)
 
 
-def _hold_other_forms(
+def _complete_in_time(
+    session: Session, finalists: Mapping[int, Finalists]
+) -> Mapping[int, Finalists]:
+    """Return finalists with all records, which take seconds to read; without time, as they are."""
+    if session.budget.interrupted or session.budget.spare_sec <= 0:
+        return finalists
+    return {index: each.complete() for index, each in finalists.items()}
+
+
+def _hold_replacements(
     choice: FormChoice,
     reports: dict[int, FinalistReport],
     hold: Callable[[dict[int, Finalists]], dict[int, FinalistReport]],
@@ -253,14 +260,8 @@ def _check_others(
     lost_tasks = [index for index in (*left, *problems) if reports[index].winner is None]
     if problems or any(not each.finalists[0].unchecked for each in found.values()):
         session.budget.network_checked(len(lost_tasks))  # else nothing may be compiled
-    # All records of many tasks take seconds to read, which there may not be.
-    has_time = session.budget.spare_sec > 0
-    failed = {
-        index: (finalists[index].complete() if has_time else finalists[index]).without(
-            reports[index].finalists
-        )
-        for index in lost_tasks
-    }
+    whole = _complete_in_time(session, {index: finalists[index] for index in lost_tasks})
+    failed = {index: each.without(reports[index].finalists) for index, each in whole.items()}
     if failed:
         for index, report in hold_playoffs(session, failed, recorder).items():
             reports[index] = report.with_lost(reports[index].finalists)
@@ -326,7 +327,7 @@ def checked_database(
     choice = FormChoice.of(finalists, check.forms, is_direct=check.is_direct)
     hold = functools.partial(_checked_reports, context)
     reports = hold(dict(enumerate(choice.finalists)))
-    left = _hold_other_forms(choice, reports, hold)
+    left = _hold_replacements(choice, reports, hold)
     database = memory_database()
     copy_winners((reports[i] for i, is_used in enumerate(left.used) if is_used), database)
     return database
@@ -346,8 +347,7 @@ def _checked_reports(
             f"{len(unknown)} of {len(finalists)} tasks were in no play-off: they are checked now"
         )
         with context.stage("play-off"):
-            found = list(checked_now(context, [finalists[index] for index in unknown]))
-            reports |= dict(zip(unknown, found, strict=False))
+            reports |= checked_now(context, {index: finalists[index] for index in unknown})
     return reports
 
 

@@ -92,7 +92,7 @@ class FormChoice:
             for i, key in enumerate(self.keys)
             if key.group and self.used[i] and reports[i].winner is None
         }
-        proven = self._fastest_proven(only_direct=only_direct)
+        proven = {} if only_direct or self._is_direct else self._fastest_proven()
         used = [
             key.form == proven.get(key.group, DIRECT) if key.group in lost else is_used
             for key, is_used in zip(self.keys, self.used, strict=True)
@@ -107,14 +107,11 @@ class FormChoice:
         ]
         return dataclasses.replace(self, used=used, finalists=finalists)
 
-    def _fastest_proven(self, *, only_direct: bool) -> dict[str, str]:
+    def _fastest_proven(self) -> dict[str, str]:
         """Return of each group the fastest form not in use of which all tasks are proven."""
-        only_direct = only_direct or self._is_direct
         costs = [
-            each.importance_sec
-            if each.proven is not None and not is_used and not (only_direct and key.form != DIRECT)
-            else math.inf
-            for key, each, is_used in zip(self.keys, self._all, self.used, strict=True)
+            each.importance_sec if each.proven is not None and not is_used else math.inf
+            for each, is_used in zip(self._all, self.used, strict=True)
         ]
         forms = form_costs(self.keys, costs)
         fastest = fastest_forms(forms)

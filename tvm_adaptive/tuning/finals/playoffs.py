@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -211,13 +211,12 @@ def _play_off(
     )
 
 
-def checked_now(context: RunContext, finalists: Sequence[Finalists]) -> list[FinalistReport]:
-    """Hold short play-offs of tasks that are deployed without a search, until an interrupt.
-
-    Returns the reports in the order of the tasks; after an interrupt, those of the first ones.
-    """
+def checked_now(
+    context: RunContext, finalists: Mapping[int, Finalists]
+) -> dict[int, FinalistReport]:
+    """Hold short play-offs of tasks that are deployed without a search, until an interrupt."""
     reports: dict[int, FinalistReport] = {}
-    order = list(range(len(finalists)))
+    order = list(finalists)
     with (
         ScratchFolder("playoff", context.work_dir) as folder,
         _builder_and_pool(context, folder) as (builder, pool),
@@ -242,7 +241,7 @@ def checked_now(context: RunContext, finalists: Sequence[Finalists]) -> list[Fin
                 order.append(index)
             else:
                 note_unchecked(reports[index], context.observer)
-    return list(reports.values())
+    return reports
 
 
 @contextlib.contextmanager
