@@ -135,7 +135,7 @@ schedulers() {
   for each in "${networks[@]}"; do
     data+=("$out/data/$each-0.npz")
     [ -e "${data[-1]}" ] || bench scheduler.record "$each" --out "${data[-1]}" \
-      $(full || echo --budget 30s)
+      $(full || echo --budget 60s)
   done
   if full; then bench scheduler.replay "${data[@]}" --seeds 20 --paper --out "$out/schedulers"
   else
