@@ -79,8 +79,8 @@ class TransferPool:
         Equals have the same extents and another epilogue. For other relatives, the best of a
         few trials is chance.
         """
-        told = [dataclasses.replace(each, is_of_few=is_new) for each in records[:KEPT_PER_TASK]]
-        self._now.setdefault(family, {})[task] = tuple(told)
+        best = [dataclasses.replace(each, is_of_few=is_new) for each in records[:KEPT_PER_TASK]]
+        self._now.setdefault(family, {})[task] = tuple(best)
 
     def remember(self, family: str, task: str, records: Sequence[TransferRecord]) -> None:
         """Add a task's records of an earlier run, whose times do not compare with this one's.
@@ -106,11 +106,11 @@ class TransferPool:
                 is_own_here = is_own and record.is_here
                 seeds.setdefault(point, Seed(point, is_own, is_own_here, record.is_of_few))
         now = self._now.get(family, {})
-        told = _those(now, is_of_few=False)
-        settled = {**_those(before, is_of_few=False), **told}
+        of_many = _those(now, is_of_few=False)
+        settled = {**_those(before, is_of_few=False), **of_many}
         # In the order of arrival, which does not change from process to process as hashes do.
         new = {**_those(before, is_of_few=True), **_those(now, is_of_few=True)}
-        new = {name: records for name, records in new.items() if name not in told}
+        new = {name: records for name, records in new.items() if name not in of_many}
         sure, few = (_those(hints, is_of_few=each) for each in (False, True))
         groups = [(settled, True, False), (new, True, True), (sure, False, False)]
         groups.append((few, False, True))

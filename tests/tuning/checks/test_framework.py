@@ -21,7 +21,7 @@ from tvm_adaptive.tuning.checks.framework import FrameworkReference
 
 
 @pytest.mark.parametrize(("apart", "says_little"), [(0.02, False), (0.2, True)])
-def test_the_user_is_told_where_roundings_could_hide_a_wrong_function(
+def test_a_note_says_where_roundings_could_hide_a_wrong_function(
     tmp_path: Path,
     network: Network,
     monkeypatch: pytest.MonkeyPatch,
@@ -43,10 +43,10 @@ def test_the_user_is_told_where_roundings_could_hide_a_wrong_function(
         reference.run()
         reference.check_import(run(inputs))
     assert any("outputs agree with Other 1.0" in each for each in notes.notes)
-    told = [each for each in notes.notes if "says little" in each]
-    assert len(told) == says_little
+    noted = [each for each in notes.notes if "says little" in each]
+    assert len(noted) == says_little
     # Three times what two runs of the framework are apart, of its largest value.
-    assert all("0.6 is allowed, of values up to 4" in each for each in told)
+    assert all("0.6 is allowed, of values up to 4" in each for each in noted)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_the_runs_that_show_roundings_leave_the_budget_to_the_search(
         assert reference.expected is outputs
         assert len(reference._spreads) == (n_runs > 1)
     assert len(given) == n_runs
-    told = [each for each in notes.notes if "Other 1.0" in each]
+    noted = [each for each in notes.notes if "Other 1.0" in each]
     text = "the budget is short: how far outputs of Other 1.0 move with their roundings is known"
     is_short = n_runs < 3 and ends_at is None
-    assert told == [f"{text} of {n_runs - 1} of 2 runs"] * is_short
+    assert noted == [f"{text} of {n_runs - 1} of 2 runs"] * is_short
 
 
 def test_a_difference_that_may_be_rounding_ends_no_run(

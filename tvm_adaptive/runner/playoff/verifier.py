@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import shutil
@@ -178,14 +179,15 @@ class Verifier:
             if finalist.disqualified or entry.plain is None:
                 continue
             task = (entry.plain, self.options.seed, self._reference, self._rtol, None)
-            outcome = self._call(check, task)
+            call = functools.partial(self._call, check, task)
+            outcome = call()
             is_rounded = outcome.error is None and outcome.value.may_be_rounding
             if is_rounded and self._no_neighbours is None:
                 # Without neighbours, nothing that is rounded may differ.
                 self._find_neighbours()
-                outcome = self._call(check, task)
+                outcome = call()
             if outcome.error is not None:
-                self._refute(finalist, failure_text(outcome.error), check, task)
+                self._refute(finalist, failure_text(outcome.error), call)
             elif outcome.value.may_be_rounding and self._no_neighbours:
                 finalist.unchecked = self._no_neighbours
             else:
@@ -194,15 +196,9 @@ class Verifier:
                     finalist.recorded_sec = outcome.elapsed_sec
                 if outcome.value.problem is not None:
                     why = f"wrong result: {outcome.value.problem}"
-                    self._refute(finalist, why, check, task)
+                    self._refute(finalist, why, call)
 
-    def _refute(
-        self,
-        finalist: Finalist,
-        why: str,
-        function: Callable[..., Any],
-        task: tuple[Any, ...],
-    ) -> None:
+    def _refute(self, finalist: Finalist, why: str, call: Callable[..., Outcome]) -> None:
         """Disqualify a finalist, whose call has failed, for good.
 
         Raises MachineError if its device may have failed instead.
@@ -212,7 +208,7 @@ class Verifier:
             failed_on = self._pool.address
             self._check_device(self._pool)
             if self._pool.address != failed_on:  # others have got that one, or it is gone
-                self._repeat_failure(self._pool, failed_on, function, task)
+                self._repeat_failure(self._pool, failed_on, call)
         finalist.disqualified, finalist.unchecked = why, unchecked
 
     def _check_device(self, pool: LeasingPool) -> None:
@@ -224,17 +220,13 @@ class Verifier:
             raise MachineError(f"{address} does not repeat the results of the untuned function")
 
     def _repeat_failure(
-        self,
-        pool: LeasingPool,
-        failed_on: str,
-        function: Callable[..., Any],
-        task: tuple[Any, ...],
+        self, pool: LeasingPool, failed_on: str, call: Callable[..., Outcome]
     ) -> None:
         """Raise MachineError unless what failed elsewhere fails on the present device, too."""
         sound = pool.address
         pool.moves = False  # a kernel that ends its server has failed on it
         try:
-            outcome = self._call(function, task, n_tries=1)
+            outcome = call(n_tries=1)
         finally:
             pool.moves = True
         if not _has_failed(outcome) or pool.address != sound:
@@ -256,11 +248,11 @@ class Verifier:
         path, seed = f"{self._reference}-variant", self.options.seed
         if not entries:
             return []
-        error = self._call(run_reference, (winner.timed, seed, path)).error
+        call = functools.partial(self._call, run_reference, (winner.timed, seed, path))
+        error = call().error
         if error is not None:
             if not isinstance(error, WorkerTaskError):  # that of a reference without numbers
-                why = failure_text(error)
-                self._refute(winner.finalist, why, run_reference, (winner.timed, seed, path))
+                self._refute(winner.finalist, failure_text(error), call)
             return []
 
         def is_equal(entry: Entry) -> bool:
@@ -274,10 +266,10 @@ class Verifier:
 
         def measure(index: int) -> float:
             task = (entries[index].timed, self.options.seed, self.options.repeat_ms)
-            outcome = self._call(time_once, task)
+            call = functools.partial(self._call, time_once, task)
+            outcome = call()
             if outcome.error is not None:
-                why = failure_text(outcome.error)
-                self._refute(entries[index].finalist, why, time_once, task)
+                self._refute(entries[index].finalist, failure_text(outcome.error), call)
                 return math.nan
             return float(outcome.value)
 
