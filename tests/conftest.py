@@ -16,7 +16,8 @@ import pytest
 
 from tvm_adaptive._tvm.intrinsics import backends_for, only_intrinsics
 from tvm_adaptive.runner import local
-from tvm_adaptive.tuning import session
+from tvm_adaptive.tuning import session, turns
+from tvm_adaptive.tuning.checks import peers
 from tvm_adaptive.workers import pool
 from tvm_adaptive.workers.early_start import RUN_MODULES
 from tvm_adaptive.workers.fork_server import ForkServer
@@ -25,6 +26,8 @@ from tvm_adaptive.workers.fork_server import ForkServer
 MODULES = (*RUN_MODULES, *local._WORKER_MODULES)
 # Those that end a run in order.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# How often compiled networks are timed: beside frameworks, and with each number of threads.
+_ROUNDS = [(peers, "_ROUNDS", peers._ROUNDS), (turns, "_COUNT_ROUNDS", turns._COUNT_ROUNDS)]
 
 
 @pytest.fixture
@@ -159,6 +162,28 @@ def _forget_metaschedules_loggers() -> Iterator[None]:
             for handler in list(logger.handlers):
                 logger.removeHandler(handler)
                 handler.close()
+
+
+@pytest.fixture(scope="module")
+def brief_timings() -> Iterator[None]:
+    """Time compiled networks in one round in a file whose fast tests need no more.
+
+    Fixtures of its module that time a network name this one, so that it comes first.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, _ in _ROUNDS:
+            patch.setattr(module, name, 1)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _all_rounds_of_slow_tests(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time compiled networks in all rounds in slow tests, also of a file with brief timings."""
+    if request.node.get_closest_marker("slow"):
+        for module, name, n_rounds in _ROUNDS:
+            monkeypatch.setattr(module, name, n_rounds)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     SECOND_DECISION,
     candidate_key,
-    checked,
+    decided_with,
     disqualified,
     ever_disqualified,
     mean_sec,
@@ -228,9 +228,18 @@ def test_the_last_word_on_a_candidate_counts() -> None:
         trial(4, 2.0, "b"),
         disqualified_final(2, "b"),
     ]
-    assert checked(finals) == {key(4)}
+    assert decided_with(finals, proven(finals)) == {key(4)}
     assert disqualified(finals) == {key(2)}
     assert ever_disqualified(finals) == {key(2), key(4)}
+
+
+def test_what_another_decision_has_checked_was_not_decided_beside_the_winner() -> None:
+    finals = [trial(2, 1.0, "a"), trial(4, 2.0, "a"), trial(8, 1.4, "b")]
+    assert decided_with(finals, proven(finals)) == {key(2), key(4)}
+    assert decided_with(finals, None) == frozenset()
+    # What has lost beside the winner once has lost, also where the winner was decided again.
+    again = [*finals[:2], trial(2, 1.1, "c"), disqualified_final(16, "c")]
+    assert decided_with(again, proven(again)) == {key(2), key(4)}
 
 
 def test_of_a_run_the_winner_of_the_last_playoff_stands() -> None:

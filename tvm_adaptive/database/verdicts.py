@@ -113,11 +113,18 @@ def mean_sec(trial: StoredTrial) -> float:
         return trial.seconds
 
 
-def checked(finals: Iterable[StoredTrial]) -> frozenset[str]:
-    """Return the candidates whose latest play-off found them sound."""
-    return frozenset(
-        key for key, each in _verdicts(finals).items() if each.trial.seconds is not None
-    )
+def decided_with(finals: Iterable[StoredTrial], winner: StoredTrial | None) -> frozenset[str]:
+    """Return a winner, and the sound candidates of all decisions that it has won."""
+    if winner is None:
+        return frozenset()
+    finals, key = list(finals), candidate_key(winner)
+    chosen: dict[str, str] = {}  # by each decision
+    for each in finals:
+        if each.seconds is not None:
+            chosen.setdefault(each.run, candidate_key(each))
+    latest = _verdicts(finals)
+    found = {candidate_key(each) for each in finals if chosen.get(each.run) == key}
+    return frozenset(each for each in found if latest[each].trial.seconds is not None)
 
 
 def _checked_programs(finals: Sequence[StoredTrial]) -> frozenset[str]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tvm_adaptive._tvm import FFI_VERSION, TVM_VERSION, ExtractedTask
@@ -16,17 +17,18 @@ from tvm_adaptive.database.store import open_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError, check_choices
 from tvm_adaptive.measure_callback.history import History, differences
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
-from tvm_adaptive.models import Network, TIRWorkload
+from tvm_adaptive.models import BUILTIN, Network, TIRWorkload
 from tvm_adaptive.models.compile import device_kind
 from tvm_adaptive.models.content import MODEL_ASSUMED, check_same_model, named_source
-from tvm_adaptive.models.frontend import ModelReader, Sample, load
+from tvm_adaptive.models.frontend import FORMATS, ModelReader, Sample, load
+from tvm_adaptive.models.frontend.factory import is_factory
 from tvm_adaptive.models.prepare import LAYOUTS
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig, replaced
 from tvm_adaptive.tuning.finals.decision import checked_database
 from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of_run, finalists_of_store
-from tvm_adaptive.tuning.finals.form_choice import FormChoice
+from tvm_adaptive.tuning.finals.form_choice import FormChoice, as_decided
 from tvm_adaptive.tuning.foreign_files import library_names, refuse_foreign
 from tvm_adaptive.tuning.manifest import (
     MANIFEST_FILE,
@@ -151,6 +153,8 @@ def apply(
         )
     _refuse_others(out_dir, (MANIFEST_FILE, PYTHON_EXAMPLE, *PLAIN_NAMES))
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
+    if run is None:
+        _refuse_folder(what)
     history = History()
     if run is not None:
         options, history = read_settings(run)
@@ -180,9 +184,19 @@ def apply(
         for note in notes:
             context.observer.note(note)
         with _records(run, context, environment) as records:
-            compiled = _compiled(context, model, records)
+            compiled = _compiled(context, model, records, chosen_forms=_forms_in_use(history))
         assert compiled is not None
         return _written(context, model, *compiled)
+
+
+def _refuse_folder(what: str) -> None:
+    """Raise InvalidOptionError for a path that is neither a run's nor a model's."""
+    is_path = Path(what).is_dir() or ("/" in what and Path(what).suffix not in FORMATS)
+    if is_path and not (what in BUILTIN or is_factory(what)):
+        raise InvalidOptionError(
+            f"There is no run in {what}: it has no {JOURNAL_FILE}. Name a run's directory, or a "
+            "model."
+        )
 
 
 def _refuse_others(out_dir: Path, names: Iterable[str], option: str = "--out") -> None:
@@ -315,6 +329,7 @@ def _compiled(
     records: _Records | None,
     least_proven_share: float = 0.0,
     *,
+    chosen_forms: Mapping[str, str] = MappingProxyType({}),
     keeps_journal: bool = True,
 ) -> tuple[Check, Path, Comparison | None] | None:
     """Compile a model with its records, checked; None if less than a share is proven."""
@@ -345,7 +360,8 @@ def _compiled(
             )
         check.measure_untuned()
         check.release_device()
-        database = checked_database(context, finalists, check)
+        decided = as_decided(finalists, check.forms, chosen_forms)
+        database = checked_database(context, decided, check)
         if tasks and not database.get_all_tuning_records():
             raise _nothing_passed(model, journal)  # and the library of an earlier call stays
         comparison = check.measure_tuned(database)
@@ -414,6 +430,13 @@ def _library_of(
     if library is None or (is_tunable and not check.n_tuned):
         raise _nothing_passed(model, journal)
     return library
+
+
+def _forms_in_use(history: History) -> dict[str, str]:
+    """Return the form of each group that a run has compared in its library; {} if unknown."""
+    tasks = (history.report or {}).get("tasks") or []
+    used = [task for task in tasks if task.get("group") and task.get("is_used")]
+    return {str(task["group"]): str(task["form"]) for task in used}
 
 
 def _nothing_passed(model: Network | TIRWorkload, journal: str) -> InvalidOptionError:

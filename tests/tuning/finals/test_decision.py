@@ -33,8 +33,9 @@ from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile, standing_winner
 from tvm_adaptive.errors import MachineError, StoreDataError, StoreError
-from tvm_adaptive.measure_callback.journal import NullJournal
+from tvm_adaptive.measure_callback.journal import Journal, NullJournal, read_journal
 from tvm_adaptive.measure_callback.progress import RunProgress, TaskProgress
+from tvm_adaptive.report import read_run
 from tvm_adaptive.runner.playoff.finalist import (
     BUILD_FAILED,
     SAME,
@@ -42,6 +43,7 @@ from tvm_adaptive.runner.playoff.finalist import (
     Finalist,
     PlayoffOptions,
     Proof,
+    refuted_ms,
 )
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
@@ -253,13 +255,6 @@ def reserve(budget: Budget, seconds: float) -> None:
     budget.release_playoffs(0.0)
 
 
-@pytest.mark.parametrize(("left_sec", "deadline_sec"), [(1e9, 120.0), (60.0, 60.0), (1.0, 30.0)])
-def test_an_untuned_function_may_take_what_the_budget_leaves(
-    left_sec: float, deadline_sec: float
-) -> None:
-    assert playoffs.reference_timeout_sec(budget_with(left_sec, 1e9)) == deadline_sec
-
-
 @pytest.mark.parametrize(
     ("left_sec", "expected"),
     [
@@ -410,6 +405,7 @@ def decided(
     *,
     reason: str = "won",
     proven_tasks: Container[int] = (),  # of which the best is proven
+    n_read: int | None = None,  # records of each task that are read at first
     is_second: bool = False,
 ) -> tuple[list[TaskOutcome], list[float], list[str]]:
     """Return outcomes, the final database's times, and the tasks that had play-offs."""
@@ -419,9 +415,8 @@ def decided(
         is_proven = number in proven_tasks
         proven = Finalist(records[0], times[0], times[0], unchecked="") if is_proven else None
         found = Finalists(mod, str(number), records, times[0] if times else 0.0, proven, is_proven)
-        mine.append(
-            dataclasses.replace(found, read_all=functools.partial(lambda each: each, found))
-        )
+        read_all = functools.partial(lambda each: each, found)
+        mine.append(dataclasses.replace(found, records=records[:n_read], read_all=read_all))
     monkeypatch.setattr(decision, "finalists_of", lambda *_args, **_options: mine)
 
     def play_off(records: Any, *_args: Any, task_name: str, **_parts: Any) -> FinalistReport:
@@ -601,6 +596,79 @@ def test_what_fails_within_the_network_is_disqualified_and_the_next_one_plays(
         (True, 0),
     ]
     assert sorted(said_in(session.work_dir).values()) == sorted(["", "", "", verdict])
+
+
+def test_a_task_whose_best_are_refuted_has_its_next_checked(
+    make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only two records of a task are read at first; its play-off had no time for a third."""
+    session, check = session_with_check(make_session), Check("")
+    session.budget.spent_sec += 300.0  # a play-off is worth its time
+
+    def refute(_session: Any, wanted: Any, *_rest: Any) -> dict[int, FinalistReport]:
+        return {
+            index: FinalistReport(
+                mine.name,
+                tuple(
+                    Finalist(each, 1e-3, disqualified="wrong result: 3 of 4", unchecked="")
+                    for each in mine.records[:2]
+                ),
+                "no-time",
+                1.0,
+            )
+            for index, mine in wanted.items()
+        }
+
+    monkeypatch.setattr(decision, "hold_playoffs", refute)
+    outcomes, final, _ = decided(session, monkeypatch, check, [[2e-3, 2.1e-3, 2.5e-3]], n_read=2)
+    assert (final, check.databases) == ([2.5e-3], [[2.5e-3]])
+    assert (outcomes[0].in_network, outcomes[0].n_disqualified) == (True, 2)
+
+
+def test_what_was_not_wrong_is_not_counted_as_out() -> None:
+    record = make_record(te_workload("GMM"), TARGET, 1e-3, 1)
+    winner, same = Finalist(record, 1e-3, 1e-3, unchecked=""), Finalist(record, 1e-3)
+    report = FinalistReport(
+        "main", (winner, dataclasses.replace(same, disqualified=SAME)), "won", 1.0
+    )
+    task = TaskProgress("main", 1.0, 4, best_sec=1e-3, key=NO_FORM)
+    assert decision.outcome_of(task, report).n_disqualified == 0
+
+
+@pytest.mark.parametrize(
+    ("spent_sec", "secs", "verdicts", "lost"),
+    [
+        (0.0, [[2e-3, 4e-3], [1e-3, 3e-3], [5e-3]], ["", "wrong result: 3 of 4", ""], ("1", 1.0)),
+        (300.0, [[2e-3, 2.1e-3], [1e-3, 3e-3]], ["", "crash: SIGSEGV"], ("0", 2.0)),  # a winner
+    ],
+)
+def test_what_fails_within_the_network_is_disqualified_in_the_journal(
+    make_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    spent_sec: float,
+    secs: list[list[float]],
+    verdicts: list[str],
+    lost: tuple[str, float],
+) -> None:
+    path, (name, lost_ms) = tmp_path / "journal.jsonl", lost
+    with contextlib.closing(Journal(path)) as journal:
+        for number, times in enumerate(secs):
+            latencies_ms = [1e3 * sec for sec in times]
+            journal.write("measured", task=str(number), latencies_ms=latencies_ms)
+        session = dataclasses.replace(session_with_check(make_session), journal=journal)
+        session.budget.spent_sec += spent_sec
+        decided(session, monkeypatch, Check(*verdicts), secs)
+    # The play-offs of this test write none.
+    (event,) = [event for event in read_journal(path) if event["event"] == "playoff"]
+    assert (event["task"], event["reason"], event["seconds"]) == (name, "network", 0.0)
+    assert refuted_ms(event) == pytest.approx([lost_ms])
+    history = read_run(tmp_path)
+    assert history.tasks[name].best_ms > lost_ms
+    (trial,) = [trial for trial in history.trials if trial.reason == "disqualified"]
+    assert (trial.task, trial.improves) == (name, False)
+    assert math.isnan(trial.ms)
 
 
 def test_what_is_compiled_and_checked_leaves_its_time_to_the_play_offs_of_what_failed(

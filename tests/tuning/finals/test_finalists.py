@@ -27,7 +27,7 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.database.verdicts import VerdictFile, proven
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback.progress import TaskProgress
 from tvm_adaptive.runner.playoff.finalist import (
@@ -40,6 +40,7 @@ from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finals import decision
 from tvm_adaptive.tuning.finals.finalists import (
     Finalists,
+    beaten_by,
     finalists_of,
     finalists_of_run,
     note_unchecked,
@@ -183,6 +184,31 @@ def test_what_was_proven_in_a_fast_hour_is_compared_by_this_runs_time(
     assert found.importance_sec == pytest.approx(1.4e-3)
 
 
+def test_what_was_proven_is_timed_beside_the_first_that_seem_faster(tmp_path: Path) -> None:
+    own = {seed: seed * 1e-4 for seed in range(1, 6)} | {6: 1e-3}
+    found = finalists_with(tmp_path, own, store=[said(6, 2e-3)])
+    assert times_of(found) == pytest.approx([1e-4, 2e-4, 1e-3, 3e-4, 4e-4, 5e-4])
+    assert found.is_due
+
+
+@pytest.mark.parametrize(("rival_run", "is_proven"), [("b", False), ("a", True)])
+def test_what_was_checked_in_another_hour_is_decided_by_this_runs_times(
+    tmp_path: Path, rival_run: str, is_proven: bool
+) -> None:
+    """Where both were timed in one play-off, its word stands; times of two hours have none."""
+    finals = [said(2, 1e-3, run="a"), said(1, 1.4e-3, run=rival_run)]
+    found = finalists_with(tmp_path, {1: 1.4e-3, 2: 2e-3}, store=finals)
+    assert times_of(found) == [1.4e-3, 2e-3]
+    assert found.is_proven == is_proven
+
+
+def test_a_runs_own_winner_is_compared_with_what_the_store_has_proven(tmp_path: Path) -> None:
+    run, store = [said(2, 1e-3, run="a")], [said(1, 1.4e-3, run="b")]
+    found = finalists_with(tmp_path, {1: 1.4e-3, 2: 2e-3}, run=run, store=store)
+    assert times_of(found) == [1.4e-3, 2e-3]
+    assert found.is_due
+
+
 def test_a_record_that_tvm_cannot_apply_is_no_finalist(tmp_path: Path) -> None:
     """Of a run that is applied: another version of TVM may have been there."""
     mod = gmm_task().dispatched[0]
@@ -261,6 +287,32 @@ def test_what_was_proven_in_a_fast_hour_can_be_beaten_in_this_one() -> None:
     report = with_proven(held(Finalist(other, 1.4e-3, 1.4e-3, unchecked="")), mine)
     assert report.winner is not None
     assert report.winner.record is other
+
+
+def test_what_is_checked_now_beats_what_another_hour_has_proven(tmp_path: Path) -> None:
+    """A later run, and whoever compiles from the store, gets what this run's times prefer."""
+    mod = gmm_task().dispatched[0]
+    stored = task_of(mod, TARGET, "main")
+    found = finalists_with(tmp_path, {1: 1.4e-3, 2: 2e-3}, store=[said(2, 1e-3, run="before")])
+    checked = dataclasses.replace(as_recorded(found.records[0], ""), in_network=True)
+    report = held(checked, reason="network")
+    beaten = beaten_by(report, found)
+    assert beaten is not None
+    assert beaten.final_sec() == 2e-3
+    with RecordStore(tmp_path / "records.db") as store:
+        VerdictRecorder(session_of(tmp_path, TARGET, store)).add(report, beaten=beaten)
+        winner = proven(store.finals(stored))
+    assert winner is not None
+    assert winner.seconds == 1.4e-3
+    # It was not checked again: the run's own file says nothing of it.
+    ((said_here,),) = VerdictFile(tmp_path, str(TVM_VERSION)).read().values()
+    assert said_here.seconds == 1.4e-3
+    # Of what is not proven, checked again itself, or faster, nothing is said.
+    assert beaten_by(report, dataclasses.replace(found, proven=None)) is None
+    again, slower = (as_recorded(found.records[1], ""), as_recorded(found.records[0], ""))
+    assert beaten_by(held(again, reason="network"), found) is None
+    slower.recorded_sec = 3e-3
+    assert beaten_by(held(slower, reason="network"), found) is None
 
 
 def loosened_session(folder: Path, store: RecordStore | None = None, run: str = "a") -> Any:

@@ -21,7 +21,7 @@ from tvm_adaptive.tuning.checks.library import LibraryCheck
 from tvm_adaptive.tuning.config import DEFAULT
 from tvm_adaptive.tuning.finals import decision
 from tvm_adaptive.tuning.finals.finalists import Finalists
-from tvm_adaptive.tuning.finals.form_choice import FormChoice
+from tvm_adaptive.tuning.finals.form_choice import FormChoice, as_decided
 from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.values.forms import DIRECT, FormKey
 
@@ -38,6 +38,26 @@ def finalists_of(**seconds: float | None) -> list[Finalists]:
         records: Any = () if sec is None else (object(),)
         found.append(Finalists(None, name, records, sec or 0.0))  # type: ignore[arg-type]
     return found
+
+
+@pytest.mark.parametrize(
+    ("chosen", "proven", "left"),
+    [
+        ("winograd", ("input", "product"), ["input", "other", "product"]),
+        ("winograd", ("input",), ["conv", "input", "other", "product"]),  # refuted since
+        (DIRECT, ("conv", "input", "product"), ["conv", "other"]),
+        ("another", ("input", "product"), ["conv", "input", "other", "product"]),
+    ],
+)
+def test_what_a_run_has_decided_on_is_deployed_though_another_form_was_timed_faster(
+    chosen: str, proven: tuple[str, ...], left: list[str]
+) -> None:
+    found: Any = [
+        dataclasses.replace(each, proven=object() if each.name in proven else None)
+        for each in finalists_of(other=1.0, conv=1.0, input=2.0, product=2.0)
+    ]
+    decided = as_decided(found, FORMS, {"conv": chosen})
+    assert sorted(each.name for each in decided if each.records) == left
 
 
 def test_a_draft_stays_where_a_step_of_another_form_has_none(

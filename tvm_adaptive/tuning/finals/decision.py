@@ -33,7 +33,7 @@ from tvm_adaptive.runner.playoff.playoff import (
     without_playoff,
 )
 from tvm_adaptive.tuning.checks.library import LibraryCheck
-from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of
+from tvm_adaptive.tuning.finals.finalists import Finalists, beaten_by, finalists_of
 from tvm_adaptive.tuning.finals.form_choice import FormChoice, work_of
 from tvm_adaptive.tuning.finals.playoffs import UNDECIDED, checked_now, hold_playoffs
 from tvm_adaptive.tuning.outcome import TaskOutcome
@@ -234,12 +234,7 @@ def _check_others(
     A function that differs within the network may only round differently: a play-off finds
     out which of its records do not. What fails of the winners beside them is lost, too.
     """
-    left = {
-        index: mine.without(reports[index].finalists)
-        for index, mine in enumerate(finalists)
-        if mine.is_due and _is_undecided(reports[index])
-    }
-    left = {index: mine for index, mine in left.items() if mine.records}
+    left = _left_to_check(session, finalists, reports)
     if not left:
         return
     winners = {
@@ -249,7 +244,8 @@ def _check_others(
     }
     found, problems = _check_together(check, left, winners)
     for index, report in found.items():
-        recorder.add(report)
+        recorder.add(report, beaten=beaten_by(report, left[index]))
+        _note_refuted(session, report, report.finalists)
         lost = [each for each in reports[index].finalists if each.disqualified]
         reports[index] = report.with_lost(lost)
     for index, problem in problems.items():
@@ -257,6 +253,7 @@ def _check_others(
         lost = [dataclasses.replace(winner, disqualified=problem)]
         reports[index] = dataclasses.replace(reports[index], finalists=(*others, *lost))
         recorder.add(reports[index])
+        _note_refuted(session, reports[index], lost)
     lost_tasks = [index for index in (*left, *problems) if reports[index].winner is None]
     if problems or any(not each.finalists[0].unchecked for each in found.values()):
         session.budget.network_checked(len(lost_tasks))  # else nothing may be compiled
@@ -265,6 +262,31 @@ def _check_others(
     if failed:
         for index, report in hold_playoffs(session, failed, recorder).items():
             reports[index] = report.with_lost(reports[index].finalists)
+
+
+def _left_to_check(
+    session: Session, finalists: Sequence[Finalists], reports: Mapping[int, FinalistReport]
+) -> dict[int, Finalists]:
+    """Return what no play-off has decided, without the records that are lost already."""
+    left = {}
+    for index, mine in enumerate(finalists):
+        if not (mine.is_due and _is_undecided(reports[index])):
+            continue
+        others = mine.without(reports[index].finalists)
+        if not others.records:  # of the few that were read
+            whole = _complete_in_time(session, {index: mine})[index]
+            others = whole.without(reports[index].finalists)
+        if others.records:
+            left[index] = others
+    return left
+
+
+def _note_refuted(session: Session, report: FinalistReport, checked: Sequence[Finalist]) -> None:
+    """Write an event that names what the check within the network has refuted of a task."""
+    if any(each.is_refuted for each in checked):
+        # The seconds are those of the check, which has an event of its own.
+        found = FinalistReport(report.task_name, tuple(checked), "network", 0.0)
+        session.journal.write("playoff", **found.as_fields())
 
 
 def _is_undecided(report: FinalistReport) -> bool:
@@ -365,7 +387,7 @@ def outcome_of(task: TaskProgress, report: FinalistReport, *, is_used: bool = Tr
         played_off=winner is not None and not winner.in_network,
         in_network=winner is not None and winner.in_network,
         is_drafted=winner is not None and winner.is_draft,
-        n_disqualified=is_used * sum(bool(each.disqualified) for each in report.finalists),
+        n_disqualified=is_used * sum(each.is_refuted for each in report.finalists),
         **task.key._asdict(),
         is_used=is_used,
     )

@@ -54,7 +54,8 @@ class Finalists:
     # Checked and timed by an earlier play-off, of this run or of another; it stands if no
     # other play-off is held.
     proven: Finalist | None = None
-    # Whether ``proven`` suffices without another play-off: no unchecked record seems better.
+    # Whether ``proven`` suffices without another play-off: no record seems better but those that
+    # have lost beside it.
     is_proven: bool = False
     # Reads all records that a play-off may need; None if ``records`` has them.
     read_all: Callable[[], Finalists] | None = None
@@ -63,6 +64,12 @@ class Finalists:
         """Return the finalists with all records that a play-off may need."""
         return self if self.read_all is None else self.read_all()
 
+    def unused(self) -> Finalists:
+        """Return a task of a form that is not used: nothing of it is checked or deployed."""
+        return dataclasses.replace(
+            self, records=(), proven=None, is_proven=False, importance_sec=0.0
+        )
+
     @property
     def is_due(self) -> bool:
         """Whether the task has records of which none is checked that would do."""
@@ -70,7 +77,7 @@ class Finalists:
 
     @property
     def stake(self) -> Stake:
-        """What a play-off can change: nothing if no unchecked record seems better."""
+        """What a play-off can change: nothing if what is proven suffices."""
         if self.is_proven:
             return Stake(self.importance_sec)
         secs = [mean_sec(record) for record in self.records[:2]]
@@ -92,17 +99,28 @@ class _Verdicts:
     """What play-offs have found of a task."""
 
     winner: Finalist | None = None
-    checked: frozenset[str] = frozenset()  # candidates
+    # Candidates, the winner among them, of which one decision has chosen. What another one has
+    # checked was never timed beside the winner.
+    decided: frozenset[str] = frozenset()
     disqualified: frozenset[str] = frozenset()
 
     def filled_from(self, other: _Verdicts) -> _Verdicts:
         """Return both sources; the winner is this one's if neither has disqualified it."""
         lost = self.disqualified | other.disqualified
-        winners = [each for each in (self.winner, other.winner) if each is not None]
+        sides = [each for each in (self, other) if each.winner is not None]
         if lost:  # nearly never, and telling candidates apart takes time
-            winners = [each for each in winners if _key_of(each.record) not in lost]
-        sound = (self.checked | other.checked) - lost
-        return _Verdicts(winners[0] if winners else None, sound, lost)
+            sides = [each for each in sides if each._winner_key not in lost]
+        if not sides:
+            return _Verdicts(disqualified=lost)
+        first, *others = sides
+        decided = first.decided.union(
+            *(each.decided for each in others if each._winner_key == first._winner_key)
+        )
+        return _Verdicts(first.winner, decided - lost, lost)
+
+    @functools.cached_property
+    def _winner_key(self) -> str:
+        return "" if self.winner is None else _key_of(self.winner.record)
 
 
 class StoreVerdicts:
@@ -183,7 +201,8 @@ def finalists_of_run(
         if store is not None:
             known = known.filled_from(store.of(stored, mod))
         n_most = finish.n_qualifiers + MAX_PLAYOFF_BATCHES * finish.top_k
-        records = _in_order(recorded, mod, target, known, min(n_most, n_records))
+        n_wanted = min(n_most, n_records)
+        records = _in_order(recorded, mod, target, known, n_records=n_wanted, top_k=finish.top_k)
         found.append(_finalists(task, records, known))
     return found
 
@@ -221,6 +240,20 @@ def with_proven(held: FinalistReport, mine: Finalists) -> FinalistReport:
     return held
 
 
+def beaten_by(checked: FinalistReport, mine: Finalists) -> Finalist | None:
+    """Return what was proven earlier, with this run's time, if what is checked now is faster.
+
+    A store would offer it as the winner again, by the time of another hour.
+    """
+    if checked.winner is None or mine.proven is None:
+        return None
+    key = _key_of(mine.proven.record)
+    sec = min((mean_sec(each) for each in mine.records if _key_of(each) == key), default=0.0)
+    if _key_of(checked.winner.record) == key or checked.winner.recorded_sec >= sec:
+        return None
+    return Finalist(mine.proven.record, sec, unchecked="", in_network=True)
+
+
 def note_unchecked(held: FinalistReport, observer: Observer) -> None:
     """Say of a task that it stays untuned, if nothing of it could be checked."""
     if held.unchecked:
@@ -233,21 +266,27 @@ def _stored(task: ExtractedTask, target: Target) -> StoredTask:
 
 
 def _finalists(task: ExtractedTask, records: list[TuningRecord], known: _Verdicts) -> Finalists:
-    is_best_checked = bool(known.checked and records) and _key_of(records[0]) in known.checked
+    is_best_decided = bool(known.decided and records) and _key_of(records[0]) in known.decided
     return Finalists(
         task.dispatched[0],
         str(task.task_name),
         tuple(records),
         importance_sec=int(task.weight) * mean_sec(records[0]) if records else 0.0,
         proven=known.winner,
-        is_proven=known.winner is not None and is_best_checked,
+        is_proven=known.winner is not None and is_best_decided,
     )
 
 
 def _in_order(
-    recorded: Database, mod: IRModule, target: Target, known: _Verdicts, n_records: int
+    recorded: Database,
+    mod: IRModule,
+    target: Target,
+    known: _Verdicts,
+    *,
+    n_records: int,
+    top_k: int,
 ) -> list[TuningRecord]:
-    """Return the best records, so many of this run, in the order to try them."""
+    """Return the best records, so many of this run, in the order to try them, ``top_k`` at once."""
     n_lost = len(known.disqualified)
     left: Iterable[TuningRecord] = sane_records(recorded, mod, target, n_records + n_lost)
     if n_lost:  # nearly never, as above
@@ -257,13 +296,17 @@ def _in_order(
         return found
     hooks = database_hooks(recorded)
     first = () if hooks is None else itertools.islice(hooks.records_of(mod), N_VERIFIED)
-    return _with_timed_winner(found, first, known.winner)
+    # The stake of a task follows from the two that seem to be the fastest.
+    return _with_timed_winner(found, first, known.winner, max(2, top_k - 1))
 
 
 def _with_timed_winner(
-    found: list[TuningRecord], first: Iterable[TuningRecord], winner: Finalist
+    found: list[TuningRecord], first: Iterable[TuningRecord], winner: Finalist, most_before: int
 ) -> list[TuningRecord]:
-    """Return the records with a proven winner at its place, by this run's own time of it."""
+    """Return the records with a proven winner at its place, by this run's own time of it.
+
+    Not behind more than ``most_before``: a play-off's times compare with one another only.
+    """
     # Times of another hour do not compare. The run began with the best of earlier ones.
     record, key = winner.record, _key_of(winner.record)
     keyed = [(_key_of(each), each) for each in found]
@@ -272,7 +315,8 @@ def _with_timed_winner(
     secs = secs or [mean_sec(each) for each in first if _key_of(each) == key]
     sec = min((sec for sec in secs if sec < FAILED_SEC), default=winner.final_sec())
     timed = TuningRecord(record.trace, record.workload, [sec], record.target, record.args_info)
-    n_before = sum(mean_sec(each) < (1.0 - SELECTION_BIAS) * sec for each in others)
+    n_faster = sum(mean_sec(each) < (1.0 - SELECTION_BIAS) * sec for each in others)
+    n_before = min(n_faster, most_before)
     return [*others[:n_before], timed, *others[n_before:]]
 
 
@@ -281,15 +325,17 @@ def _key_of(record: TuningRecord) -> str:
 
 
 def _verdicts_of_run(finals: Sequence[StoredTrial], mod: IRModule) -> _Verdicts:
-    winner = _finalist_of(verdicts.standing_winner(finals), mod)
+    winner = verdicts.standing_winner(finals)
     lost = verdicts.ever_disqualified(finals)
-    return _Verdicts(winner, verdicts.checked(finals) - lost, lost)
+    decided = verdicts.decided_with(finals, winner) - lost
+    return _Verdicts(_finalist_of(winner, mod), decided, lost)
 
 
 def _verdicts_of_store(store: RecordStore, task: StoredTask, mod: IRModule) -> _Verdicts:
     finals = store.finals(task)
-    winner = _finalist_of(verdicts.proven(finals), mod)
-    return _Verdicts(winner, verdicts.checked(finals), verdicts.disqualified(finals))
+    winner = verdicts.proven(finals)
+    decided = verdicts.decided_with(finals, winner)
+    return _Verdicts(_finalist_of(winner, mod), decided, verdicts.disqualified(finals))
 
 
 def _finalist_of(trial: StoredTrial | None, mod: IRModule) -> Finalist | None:

@@ -60,11 +60,7 @@ class FormChoice:
             costs = [cost if key.form == DIRECT else math.inf for key, cost in pairs]
         used = in_use(keys, costs)
         found = [
-            each
-            if is_used
-            else dataclasses.replace(
-                each, records=(), proven=None, is_proven=False, importance_sec=0.0
-            )
+            each if is_used else each.unused()
             for each, is_used in zip(finalists, used, strict=True)
         ]
         return cls(keys, found, used, finalists, is_direct)
@@ -140,6 +136,27 @@ class FormChoice:
             }
             for group, forms in costs.items()
         }
+
+
+def as_decided(
+    finalists: Sequence[Finalists], forms: Mapping[str, FormKey], chosen: Mapping[str, str]
+) -> list[Finalists]:
+    """Return finalists without the forms that a run has decided against, by their groups.
+
+    A run also chooses a form by what its drafts let expect. Of a group whose chosen form is no
+    longer proven, all stay.
+    """
+    keys = [forms.get(each.name, NO_FORM) for each in finalists]
+    of_chosen = [
+        (key.group, each.proven is not None)
+        for key, each in zip(keys, finalists, strict=True)
+        if chosen.get(key.group) == key.form
+    ]
+    stands = {group for group, _ in of_chosen if (group, False) not in of_chosen}
+    return [
+        each.unused() if key.group in stands and key.form != chosen[key.group] else each
+        for key, each in zip(keys, finalists, strict=True)
+    ]
 
 
 def work_of(mod: IRModule) -> float:

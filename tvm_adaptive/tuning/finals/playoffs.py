@@ -11,11 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tvm_adaptive._tvm import Builder
-from tvm_adaptive.runner.playoff.finalist import (
-    CALL_TIMEOUT_SEC,
-    REFERENCE_TIMEOUT_SEC,
-    PlayoffOptions,
-)
+from tvm_adaptive.runner.playoff.finalist import CALL_TIMEOUT_SEC, PlayoffOptions
 from tvm_adaptive.runner.playoff.playoff import FinalistReport, play_off, without_playoff
 from tvm_adaptive.runner.rpc.leased_worker import LeasingPool
 from tvm_adaptive.tuning.budget import (
@@ -40,9 +36,6 @@ _LEAST_LIMIT_SEC = 5.0
 # A farm that has no device for so many pauses of a minute has none.
 _MOST_PAUSES = 3
 _PAUSE_STEP_SEC = 0.2
-# An untuned function may run so long also when the budget is spent: without it, nothing
-# of the task can be checked, and its search was useless.
-_LEAST_REFERENCE_SEC = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +108,8 @@ def hold_playoffs(
                 reports[index] = held  # of one finalist alone, the network's check tells as much
                 continue
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
-                reason = held.reason if index in outages.again else "no-time"
+                is_known = index in outages.again or mine.proven is not None
+                reason = held.reason if is_known else "no-time"
                 reports[index] = dataclasses.replace(held, reason=reason)
                 continue
             n_due = 0 if is_checked_later else sum(each.is_due for each in later)
@@ -179,7 +173,6 @@ def hold_playoff(
         qualifying_sec=allowance.share * session.budget.qualifying_sec(finish),
         prefetch=finish.prefetch and not is_hurried,
         timeout_sec=_call_timeout_sec(session),
-        reference_timeout_sec=reference_timeout_sec(session.budget),
         max_sec=allowance.timing_sec(spare_sec, finish.max_task_sec),
         limit_sec=allowance.limit_sec(spare_sec),
         seed=session.seed,
@@ -254,8 +247,3 @@ def _builder_and_pool(
         pool = stack.enter_context(contextlib.closing(kernel_worker(context, time_left)))
         made = make_playoff_builder(context, folder, time_left)
         yield stack.enter_context(contextlib.closing(made)), pool
-
-
-def reference_timeout_sec(budget: Budget) -> float:
-    """Return the deadline of an untuned function's run: longer if the budget allows it."""
-    return min(REFERENCE_TIMEOUT_SEC, max(_LEAST_REFERENCE_SEC, budget.spare_sec))
