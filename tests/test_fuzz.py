@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,11 @@ quick = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fuzz")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        # The script of several MB is the same in each page.
+        patch.setattr("tvm_adaptive.report.page._plotly", lambda: "")
+        yield tmp_path_factory.mktemp("fuzz")
 
 
 def read_all(folder: Path) -> None:
@@ -82,7 +85,7 @@ def test_a_line_that_is_no_event_is_named(line: str, folder: Path) -> None:
 def test_an_event_that_lacks_something_is_named(folder: Path) -> None:
     (folder / "journal.jsonl").write_text('{"event":"journal"}\n{"event":"measured"}\n')
     for read in (read_run, lambda path: read_history(path / "journal.jsonl")):
-        with pytest.raises(JournalError, match=r"event 2 \(measured\)"):
+        with pytest.raises(JournalError, match=r"line 2 \(measured\)"):
             read(folder)
 
 

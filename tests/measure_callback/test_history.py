@@ -93,6 +93,20 @@ def test_trials_of_another_workload_with_the_same_name_do_not_count(tmp_path: Pa
     assert history.n_trials == 0
 
 
+def test_messages_of_forgotten_trials_do_not_count(tmp_path: Path) -> None:
+    path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [None] * 12))
+    dense = {"task": "dense", "latencies_ms": [None], "errors": {"boom": 1, "hang": 0}}
+    tasks = [{"name": name, "workload_key": "x"} for name in ("conv", "dense")]
+    write(path, {"event": "measured", "time_sec": 6.0, **dense})
+    write(path, {"event": "tasks", "time_sec": 7.0, "tasks": tasks})
+    history = read_history(path)
+    assert history.errors == {"boom": 13}
+    history.keep_tasks({"conv": "y", "dense": "x"})
+    assert history.errors == {"boom": 1}
+    progress = history.progress([("conv", 1.0), ("dense", 1.0)])
+    assert (progress.n_errors, progress.errors) == (1, {"boom": 1})
+
+
 def test_a_new_run_that_was_killed_at_once_has_no_model(tmp_path: Path) -> None:
     path = write(tmp_path / "journal.jsonl", *attempt("a", 1, [2.0]))
     header, run, *_ = attempt("b", 2, [])

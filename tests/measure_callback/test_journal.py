@@ -115,6 +115,33 @@ def test_damage_in_the_middle_is_an_error(written: Path) -> None:
         read_journal(written)
 
 
+def test_a_last_line_that_is_completed_while_it_is_read_is_no_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = b'{"event":"journal"}\n'
+    for torn in (b'{"event":"tas', b'{"event":"tasks"}'):  # the second lacks its newline only
+        rest = b'ks"}\n' if torn.endswith(b"tas") else b"\n"
+        lines = [(whole, torn), (torn, rest), (rest, b"")]
+        monkeypatch.setattr(
+            "tvm_adaptive.measure_callback.journal._with_next", lambda _path, lines=lines: lines
+        )
+        kinds = ["journal"] if torn.endswith(b"tas") else ["journal", "tasks"]
+        assert events_of(Path("journal.jsonl")) == kinds
+
+
+def test_an_event_that_is_not_understood_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    # A line that a kill has torn is no event.
+    path.write_text('{"event":"journal"}\n{"event":"mea\n{"event":"journal"}\n{"event":"x"}\n')
+
+    def take(event: dict[str, Any]) -> None:
+        if event["event"] == "x":
+            raise KeyError("task")
+
+    with pytest.raises(JournalError, match=r"line 4 \(x\) is not what this version writes"):
+        follow(path, take)
+
+
 def test_a_newer_version_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text(json.dumps({"event": "journal", "version": FORMAT_VERSION + 1}) + "\n")

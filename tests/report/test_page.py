@@ -108,6 +108,15 @@ def test_second_timings_count_as_time_of_measuring(tmp_path: Path) -> None:
     assert "1.5 s for the runs alone: 0.6 s saved." in caption
 
 
+def test_the_seconds_of_what_hangs_are_of_measuring_but_time_nothing(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "journal.jsonl")) as journal:
+        journal.write("timing", error=None, mean_sec=0.5, elapsed_sec=0.6, reason="slow")
+        journal.write("timing", error="timeout: killed after 30 s of running", elapsed_sec=30.0)
+    history = read_run(tmp_path)
+    assert history.search_secs()["measure"] == pytest.approx(30.6)
+    assert "1 candidates were timed in 0.6 s" in early_stops_chart(history).caption
+
+
 def test_every_task_has_a_row_that_says_whether_it_was_checked(tmp_path: Path) -> None:
     flags = [{"played_off": True}, {"is_used": False, "played_off": True}, {"in_network": False}]
     with closing(Journal(tmp_path / "journal.jsonl")) as journal:
@@ -233,6 +242,11 @@ def test_a_run_that_has_only_begun_has_a_page(write_run: WriteRun, tmp_path: Pat
     folder = write_run(n_slots=0, ended=False)
     path = write_report([read_run(folder)], tmp_path / "deep" / "report.html")
     assert "running or killed, 0 trials" in path.read_text()
+
+
+def test_a_run_of_which_only_the_header_is_there_names_no_target(tmp_path: Path) -> None:
+    Journal(tmp_path / "journal.jsonl").close()
+    assert "<p>running or killed, 0 trials in 0 s.</p>" in page([read_run(tmp_path)])
 
 
 def dom_of(path: Path, tmp_path: Path) -> tuple[str, str]:
@@ -377,6 +391,38 @@ def test_a_compared_run_with_wrong_outputs_is_marked(write_run: WriteRun) -> Non
     assert "OUTPUTS DISAGREE" in page([read_run(right), read_run(wrong)])
 
 
+def test_the_sum_of_tasks_is_that_of_the_last_lines(write_run: WriteRun) -> None:
+    """Play-offs have timed anew what is deployed."""
+    folder, other = write_run("a", ended=False), write_run("b", n_slots=1)
+    running = page([read_run(folder)])
+    assert "; 0.5 ms, sum of tasks" in running
+    for weighted_sec, text in ((0.0007, "0.7"), (None, "-")):
+        with closing(Journal(folder / "journal.jsonl")) as journal:
+            journal.write("report", interrupted=False, weighted_sec=weighted_sec)
+        history = read_run(folder)
+        assert ("0.7 ms, sum of tasks" in page([history])) == (weighted_sec is not None)
+        assert "0.5 ms, sum of tasks" not in page([history])
+        assert f"<td class=n>{text}</td><td class=n>-</td></tr>" in page([read_run(other), history])
+    Journal(folder / "journal.jsonl").close()  # resumed
+    assert "; 0.5 ms, sum of tasks" in page([read_run(folder)])
+
+
+def test_a_sum_of_tasks_that_are_gone_is_not_on_the_page(
+    write_run: WriteRun, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "journal.jsonl", write_run("other")
+    for key, is_known in (("x", True), ("y", False)):
+        with closing(Journal(path)) as journal:
+            journal.write("tasks", tasks=[{"name": "conv", "workload_key": key}])
+            if is_known:
+                journal.write("measured", task="conv", latencies_ms=[2.0], weighted_ms=2.0)
+        history = read_run(tmp_path)
+        assert ("; 2 ms, sum of tasks" in page([history])) == is_known
+        row = f"<td class=n>{2 if is_known else '-'}</td><td class=n>-</td></tr>"
+        assert row in page([read_run(other), history])
+    assert [ms for _, ms in history.curve] == [2.0]
+
+
 def end(folder: Path, **fields: str) -> None:
     """Write that a run was slower than its framework, and its report."""
     peer = PeerTiming("ort", "ORT", 2, (0.02,), (0.025,), 0.0, 0.0, True)
@@ -405,6 +451,28 @@ def test_a_tuned_library_that_could_not_be_made_is_named(write_run: WriteRun) ->
     assert f"<td>finished, {text}</td>" in page([read_run(right), read_run(broken)])
     Journal(broken / "journal.jsonl").close()  # resumed, then killed
     assert text not in page([read_run(broken)])
+
+
+def test_a_tuned_library_that_could_not_be_run_is_named(write_run: WriteRun) -> None:
+    right, broken = write_run("a"), write_run("b")
+    text = "the tuned result could not be run; see the journal"
+    coverage = "19 of 20 functions tuned"
+    report: dict[str, Any] = {"interrupted": False, "comparison": None, "coverage": coverage}
+    reasons: list[dict[str, Any]] = [
+        {},
+        {"shortfall": "no time was left to run net.so"},
+        {"failure": "ld: no space"},
+        {"interrupted": True},
+    ]
+    for fields in reasons:
+        with closing(Journal(broken / "journal.jsonl")) as journal:
+            journal.write("library", tuned=True)
+            journal.write("report", **{**report, "shortfall": "", "failure": "", **fields})
+        history = read_run(broken)
+        assert (f"; {coverage}; {text}." in page([history])) == (not fields)
+        compared = page([read_run(right), history])
+        assert (f"<td>finished, {text}</td>" in compared) == (not fields)
+        assert (text in page([history])) == (not fields)
 
 
 def test_every_stage_looks_different(tmp_path: Path) -> None:

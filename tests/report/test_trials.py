@@ -11,9 +11,10 @@ import pytest
 from tests.report.test_page import CHROMIUM, dom_of
 from tvm_adaptive.cli import main
 from tvm_adaptive.measure_callback.history import History
-from tvm_adaptive.measure_callback.journal import Journal
+from tvm_adaptive.measure_callback.journal import Journal, follow
 from tvm_adaptive.report import read_run
 from tvm_adaptive.report.demo import read_demo
+from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.run_options import option_differences
 from tvm_adaptive.report.tables import trial_table
 from tvm_adaptive.report.trials import TrialJoiner, TrialRow, fastest_trials, source_shares
@@ -88,7 +89,10 @@ def test_a_timing_of_another_batch_is_not_taken() -> None:
     assert math.isnan(row.seconds)
 
 
-def test_a_trial_that_a_play_off_refuted_is_nowhere_the_fastest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_a_trial_that_a_play_off_refuted_is_nowhere_the_fastest(
+    tmp_path: Path, keeps_all: bool
+) -> None:
     path, decisions = tmp_path / "journal.jsonl", [[0, [[2, 4]]], [0, [[4, 2]]]]
     candidates = [
         {"recorded_ms": 0.125, "disqualified": "wrong result: output 0"},
@@ -96,10 +100,20 @@ def test_a_trial_that_a_play_off_refuted_is_nowhere_the_fastest(tmp_path: Path) 
         {"recorded_ms": None, "disqualified": "it crashed"},  # a draft
     ]
     with closing(Journal(path)) as journal:
+        journal.write("tasks", tasks=[{"name": "conv"}, {"name": "other"}])
         journal.write("round", task="conv", n_candidates=2, decisions=decisions)
         for task in ("conv", "other"):
-            journal.write("measured", task=task, latencies_ms=[0.125, 1.0])
+            journal.write("measured", task=task, latencies_ms=[0.125, 1.0], weighted_ms=0.25)
         journal.write("playoff", task="conv", candidates=candidates)
+    history = RunHistory(keeps_all=keeps_all)
+    follow(path, history.add)
+    conv, other = history.tasks["conv"], history.tasks["other"]
+    sums_ms = (conv.best_ms, other.best_ms, history.weighted_ms)
+    assert sums_ms == pytest.approx((1.0, 0.125, 1.125))
+    assert conv.latencies_ms == pytest.approx([math.nan, 1.0], nan_ok=True)
+    assert (conv.n_trials, conv.n_errors) == (2, 0)
+    if not keeps_all:
+        return
     trials = read_run(tmp_path).trials
     refuted, sound, *others = trials
     fastest = fastest_trials(trials)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_adaptive.report.comparison import comparison_lines, peer_lines
+from tvm_adaptive.report.comparison import NOT_RUN, comparison_lines, failure_text, peer_lines
 from tvm_adaptive.tuning.outcome import TuneReport
 
 _MAX_ERRORS = 3
@@ -67,18 +67,18 @@ def _result_lines(report: TuneReport) -> list[str]:
         if report.shortfall:
             lines.append(f"left out      {report.shortfall}")
         if report.failure:
-            lines.append(f"left out      the tuned library could not be made: {report.failure}")
+            lines.append(f"left out      {failure_text(report.failure)}")
     elif report.interrupted:
         lines.append(
             "interrupted: all results are kept; tasks that were not checked stay untuned "
             f"until --resume {report.work_dir} or apply {report.work_dir} checks them"
         )
     elif report.failure:
-        lines.append(f"the tuned library could not be made: {report.failure}")
+        lines.append(failure_text(report.failure))
     elif report.shortfall:
         lines.append(f"not compared: {report.shortfall}")
     else:
-        lines.append("the tuned result could not be run; see the journal")
+        lines.append(NOT_RUN)
     return lines
 
 

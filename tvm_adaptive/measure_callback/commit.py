@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,8 +22,6 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import is_machine_failure, summary_line
 from tvm_adaptive.values.trial import Trial
 from tvm_adaptive.values.trial_log import TrialLog
-
-logger = logging.getLogger(__name__)
 
 # Builder and runner have retried already. A machine that fails in so many rounds in a row
 # will not recover by itself.

@@ -35,6 +35,7 @@ class TaskHistory(TaskProgress):
     spent_sec: float = 0.0  # seconds of these slots
     flop: float | None = None
     n_prior: int = 0  # trials of other runs that the store had when this one began the task
+    errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
 
     def add_latencies(self, latencies_ms: list[float]) -> None:
         """Add trials in the order measured; ``nan`` for a failure."""
@@ -81,7 +82,6 @@ class History:
     gave_up_forms: bool = False
     model: dict[str, Any] | None = None  # source of the model, from the last attempt's journal
     tasks: dict[str, TaskHistory] = dataclasses.field(default_factory=dict)
-    errors: Counter[str] = dataclasses.field(default_factory=Counter)  # messages of failed trials
     # The last ones of a farm's devices by their addresses, relative to the first device.
     board_speeds: dict[str, float] = dataclasses.field(default_factory=dict)
     report: dict[str, Any] | None = None  # of the last attempt if it was not interrupted
@@ -108,6 +108,11 @@ class History:
         return sum(task.n_trials for task in self.tasks.values())
 
     @property
+    def errors(self) -> Counter[str]:
+        """Messages of all tasks' failed trials, with their counts."""
+        return sum((task.errors for task in self.tasks.values()), Counter[str]())
+
+    @property
     def n_prior(self) -> dict[str, int]:
         """Trials of other runs that each task with trials began with, by its name."""
         return {name: task.n_prior for name, task in self.tasks.items() if task.n_trials}
@@ -115,7 +120,6 @@ class History:
     def forget_times(self) -> None:
         """Forget all trials and seconds: they are another environment's."""
         self.tasks.clear()
-        self.errors.clear()
         self.board_speeds.clear()
         self.stage_secs.clear()
         self._search_start_sec, self.open_search_sec = None, 0.0
@@ -149,7 +153,7 @@ class History:
             key = (keys or {}).get(name, NO_FORM)
             secs = (known.best_sec, known.second_sec, known.build_sec)
             found.append(TaskProgress(name, weight, known.n_trials, known.n_errors, *secs, key))
-        return RunProgress(found, Counter(self.errors))
+        return RunProgress(found, self.errors)
 
     def add(self, event: dict[str, Any]) -> None:
         """Apply an event of the journal."""
@@ -231,7 +235,7 @@ class History:
         task.weight = float(event.get("weight") or 1.0)
         task.flop = event.get("flop")
         task.build_sec = math.nan if (sec := event.get("build_sec")) is None else float(sec)
-        self.errors.update(event.get("errors") or {})
+        task.errors.update(event.get("errors") or {})
 
     def _take_speed(self, event: dict[str, Any]) -> None:
         if event.get("state") == "calibrated":

@@ -112,22 +112,23 @@ def write_guarded(journal: JournalWriter, event: str, **fields: Any) -> None:
 
 def follow(path: Path, take: Callable[[dict[str, Any]], None]) -> None:
     """Pass the events of a journal to a function, one after another."""
-    for number, event in enumerate(_events(path), start=1):
+    for number, event in _events(path):
         try:
             take(event)
         except DAMAGED_EVENT as error:
             raise JournalError(
-                f"{path}: event {number} ({event['event']}) is not what this version writes "
+                f"{path}, line {number} ({event['event']}) is not what this version writes "
                 f"({type(error).__name__}: {error}). Remove its line to read the rest."
             ) from error
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """Read all events of a journal, also of a run that still runs or was killed."""
-    return list(_events(path))
+    return [event for _, event in _events(path)]
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
+def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each event with the number of its line, up to a line that is still being written."""
     for number, (line, after) in enumerate(_with_next(path), start=1):
         if not line.strip():
             continue
@@ -136,7 +137,9 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(event, dict) or not isinstance(event.get("event"), str):
                 raise ValueError("no event")
         except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n") or after.startswith(b'{"event":"journal"'):
+            if not line.endswith(b"\n"):
+                return
+            if after.startswith(b'{"event":"journal"'):
                 continue
             raise JournalError(
                 f"{path}, line {number} is not valid JSON ({error}). Only a torn last line "
@@ -148,7 +151,9 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
                 f"{path} has format version {version}, this package reads up to "
                 f"{FORMAT_VERSION}. Update tvm_adaptive."
             )
-        yield event
+        yield number, event
+        if not line.endswith(b"\n"):  # the rest, written meanwhile, would be taken for a line
+            return
 
 
 def _with_next(path: Path) -> Iterator[tuple[bytes, bytes]]:

@@ -52,8 +52,6 @@ class RunProgress:
     tasks: list[TaskProgress]
     # counts of the first lines of error messages
     errors: Counter[str] = dataclasses.field(default_factory=Counter)
-    # candidates that failed for lack of processes, memory or disk space; they are no trials
-    n_machine_failures: int = 0
     current: str = ""  # the task measured last
 
     @property

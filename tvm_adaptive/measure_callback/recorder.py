@@ -63,7 +63,7 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         tried: list[Any] = []
         secs: list[float] = []
         errors: Counter[str] = Counter()
-        n_machine_failures = 0
+        n_machine_failures = 0  # for lack of processes, memory or disk space: no trials
         for candidate, built, run in zip(candidates, builder_results, runner_results, strict=True):
             trial = Trial.of(run, built)
             if trial.is_untried:
@@ -78,7 +78,6 @@ class Recorder(PyMeasureCallback):  # type: ignore[misc]
         if improved := task.best_sec < best_before:
             task.build_sec = self._build_sec_of(tried[secs.index(task.best_sec)])
         self.progress.errors += errors
-        self.progress.n_machine_failures += n_machine_failures
         self.progress.current = task.name
         self.journal.write(
             "measured",

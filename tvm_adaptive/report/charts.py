@@ -205,7 +205,10 @@ def early_stops_chart(history: RunHistory) -> Chart:
     spent = dict.fromkeys(counts, 0.0)
     for event in timed:
         spent[str(event.get("reason"))] += float(event.get("elapsed_sec") or 0.0)
-    used_sec = history.part_secs["measure"]
+    failed_sec = sum(
+        float(event.get("elapsed_sec") or 0.0) for event in history.timings if event.get("error")
+    )
+    used_sec = history.part_secs["measure"] - failed_sec
     stock_sec = sum(
         max(_STOCK_SEC, _STOCK_RUNS * float(event.get("mean_sec") or 0.0)) for event in timed
     )

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
+# Where neither an interrupt nor a lack of time is why there is no comparison.
+NOT_RUN = "the tuned result could not be run; see the journal"
+
 
 def peer_lines(peers: Sequence[PeerTiming]) -> list[str]:
     """Return one line for each framework that was timed."""
@@ -26,6 +29,11 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     if all(peer.framework != comparison.framework for peer in comparison.peers):
         lines.insert(0, f"latency       {_latency_text(comparison)}")
     return lines
+
+
+def failure_text(failure: str) -> str:
+    """Say which error has kept the tuned library from being made."""
+    return f"the tuned library could not be made: {failure}"
 
 
 def threads_text(secs: Mapping[int, float]) -> str:

@@ -117,6 +117,15 @@ class RunHistory(History):
         ended = None if self.state == _RUNNING else self.last_report
         return self.report or self.library_report or ended or {}
 
+    @property
+    def sum_ms(self) -> float | None:
+        """Milliseconds of all tasks: now, or after the end of what is deployed; None if unknown."""
+        ended: Event = {} if self.state == _RUNNING else self.last_report or {}
+        if "weighted_sec" not in ended:
+            return self.weighted_ms
+        weighted_sec = ended["weighted_sec"]
+        return None if weighted_sec is None else 1e3 * float(weighted_sec)
+
     def limit_ms(self, task: TaskHistory) -> float:
         """Return the least milliseconds of a task by the roofline; NaN if that is not known."""
         if self.roofline is None or task.flop is None:
@@ -173,7 +182,6 @@ class RunHistory(History):
     def forget_times(self) -> None:
         """Forget what another machine measured; it took its seconds nevertheless."""
         self.tasks.clear()
-        self.errors.clear()
         self.curve.clear()
         self.trials.clear()
         self._joiner = TrialJoiner()
@@ -230,6 +238,10 @@ class RunHistory(History):
             self.n_bytes[name] = float(task.get("bytes") or 0.0)
         self._gone = (self._gone | former) - self.weights.keys()
         # The last sum may be of tasks that are gone; results will bring the next one.
+        self._update_sum()
+
+    def _update_sum(self) -> None:
+        """Sum the tasks' best times; the sum is None until every task has one."""
         sum_ms = 1e3 * self.progress(list(self.weights.items()), self.forms).weighted_sec
         self.weighted_ms = sum_ms if self.weights and math.isfinite(sum_ms) else None
 
@@ -280,8 +292,17 @@ class RunHistory(History):
 
     def _add_playoff(self, event: Event) -> None:
         lost_ms = refuted_ms(event)
-        if self.keeps_all and lost_ms:
-            self.trials = self._joiner.disqualify(self.trials, str(event["task"]), lost_ms)
+        if not lost_ms:
+            return
+        name = str(event["task"])
+        if task := self.tasks.get(name):
+            best_sec = task.best_sec
+            task.disqualify([ms / 1e3 for ms in lost_ms])
+            # What the run knew to be lost before may have no event.
+            task.best_sec = max(best_sec, task.best_sec)
+            self._update_sum()
+        if self.keeps_all:
+            self.trials = self._joiner.disqualify(self.trials, name, lost_ms)
 
     def _add_library(self, _event: Event) -> None:
         self.comparison = None  # of the library before it

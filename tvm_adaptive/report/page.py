@@ -19,7 +19,7 @@ from typing import Any
 from tvm_adaptive.errors import AdaptiveError, InvalidOptionError, JournalError
 from tvm_adaptive.measure_callback.journal import DAMAGED_EVENT
 from tvm_adaptive.report import charts
-from tvm_adaptive.report.comparison import peer_lines, speed_text
+from tvm_adaptive.report.comparison import NOT_RUN, failure_text, peer_lines, speed_text
 from tvm_adaptive.report.decisions import importances
 from tvm_adaptive.report.history import RunHistory
 from tvm_adaptive.report.run_options import option_differences
@@ -185,22 +185,26 @@ def _head(history: RunHistory) -> str:
                 f"{speed_text(1e3 * before_sec, after_ms)}"
             )
         words.append("outputs agree" if comparison.agree else "OUTPUTS DISAGREE")
-    elif history.curve:
-        words.append(f"{history.curve[-1][1]:.4g} ms, sum of tasks")
+    elif history.sum_ms is not None:
+        words.append(f"{history.sum_ms:.4g} ms, sum of tasks")
     report = history.current_report
     texts = (report.get("coverage"), _failure_text(history), report.get("shortfall"))
     words += [str(text) for text in texts if text]
-    target = (history.last_report or {}).get("target") or json.dumps(history.run.get("target"))
-    return (
-        f"<h1>{escape(history.name)}</h1>\n<p>{escape('; '.join(words))}.<br>"
-        f'<span class="caption">{escape(str(target))}</span></p>'
-    )
+    target = (history.last_report or {}).get("target")
+    if not target and (wanted := history.run.get("target")):
+        target = json.dumps(wanted)
+    caption = f'<br><span class="caption">{escape(str(target))}</span>' if target else ""
+    return f"<h1>{escape(history.name)}</h1>\n<p>{escape('; '.join(words))}.{caption}</p>"
 
 
 def _failure_text(history: RunHistory) -> str:
-    """Say which error has kept the tuned library from being made; "" without one."""
-    failure = history.current_report.get("failure")
-    return f"the tuned library could not be made: {failure}" if failure else ""
+    """Say why the tuned library could not be made, or that it could not be run, or nothing."""
+    report = history.current_report
+    if failure := report.get("failure"):
+        return failure_text(failure)
+    is_uncompared = "comparison" in report and report["comparison"] is None
+    is_explained = report.get("interrupted") or report.get("shortfall")
+    return NOT_RUN if is_uncompared and not is_explained else ""
 
 
 def _runs(histories: Sequence[RunHistory]) -> str:
@@ -208,7 +212,7 @@ def _runs(histories: Sequence[RunHistory]) -> str:
         return ""
     rows = []
     for history in histories:
-        last_ms = history.curve[-1][1] if history.curve else math.nan
+        sum_ms = math.nan if history.sum_ms is None else history.sum_ms
         after_ms = 1e3 * history.comparison.after_sec if history.comparison else math.nan
         counts = [str(history.n_trials), f"{history.spent_sec:.0f}"]
         state = history.state
@@ -216,7 +220,7 @@ def _runs(histories: Sequence[RunHistory]) -> str:
             state += ", OUTPUTS DISAGREE"
         if failure := _failure_text(history):
             state += f", {failure}"
-        rows.append([history.name, state, *counts, number(last_ms), number(after_ms)])
+        rows.append([history.name, state, *counts, number(sum_ms), number(after_ms)])
     head = ["run", "state", "trials", "seconds", "sum of tasks, ms", "network, ms"]
     return table(head, rows, n_text=2)
 

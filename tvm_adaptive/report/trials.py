@@ -19,7 +19,7 @@ _DIGITS = 9
 RECALLED, SEED, ANALYTICAL, PREFETCHING = "recalled", "seed", "analytical", "prefetching"
 MODEL, RANDOM = "model", "random"
 SOURCES = (RECALLED, SEED, ANALYTICAL, PREFETCHING, MODEL, RANDOM)
-# The reason of a trial whose time a play-off has refuted.
+# The reason of a trial whose time a play-off, or the check within the network, has refuted.
 DISQUALIFIED = "disqualified"
 
 
