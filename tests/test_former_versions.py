@@ -66,7 +66,10 @@ def test_an_interrupted_run_is_resumed(former: Path) -> None:
     arguments = ["--resume", str(folder), "--trials", str(n_before + 4), "--store", "none"]
     assert main(["tune", *arguments]) == 0
     assert journalled_trials(folder) == n_before + 4
-    assert list(read_journal(folder / "journal.jsonl"))[: len(events)] == events
+    after = list(read_journal(folder / "journal.jsonl"))
+    assert after[: len(events)] == events
+    restored = [event for event in after if event["event"] == "restored"]
+    assert restored[-1]["n_samples"] > 0
     assert (folder / "main.so").is_file()
 
 
@@ -99,6 +102,18 @@ def test_a_store_is_read(former: Path, capsys: pytest.CaptureFixture[str]) -> No
         (task,) = opened.tasks()
         assert len(opened.seconds(task)) > 0
         assert opened.n_left_out == 0
+
+
+def test_the_store_of_a_killed_run_is_imported_and_left_as_it_is(former: Path) -> None:
+    folder = former / "interrupted"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert "records.db-wal" in before
+    store = former / "new.db"
+    assert main(["db", "--store", str(store), "import", str(folder / "records.db")]) == 0
+    with RecordStore(store) as opened:
+        (task,) = opened.tasks()
+        assert len(opened.latest(task)) == journalled_trials(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @needs_programs

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -93,7 +95,10 @@ def test_a_server_that_does_not_end_it_is_left_after_a_while(server: str) -> Non
         assert store.tasks() == []  # with another connection
 
 
-def test_a_connection_that_the_server_has_ended_is_made_anew(server: str) -> None:
+def test_a_connection_that_the_server_has_ended_is_made_anew(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_TRUSTED_SEC", 0.0)  # as if it was not used for a while
     other = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with RecordStore(server) as store, other.connect() as session:
         store.add(task(), [trial(1.0)])
@@ -103,6 +108,51 @@ def test_a_connection_that_the_server_has_ended_is_made_anew(server: str) -> Non
         store.add(task(), [trial(2.0)])
         assert len(store.latest(task())) == 2
     other.dispose()
+
+
+def test_a_connection_that_was_just_used_is_not_asked_whether_it_is_there() -> None:
+    asked: list[str] = []
+    cursor = contextlib.nullcontext(SimpleNamespace(execute=asked.append))
+    connection: Any = SimpleNamespace(cursor=lambda: cursor, rollback=lambda: None)
+    record: Any = SimpleNamespace(info={})
+    engines._check_connection(connection, record, None)
+    assert len(asked) == 1
+    engines._note_use(connection, record)
+    engines._check_connection(connection, record, None)
+    assert len(asked) == 1
+    record.info[engines._USED_SEC] -= engines._TRUSTED_SEC
+    engines._check_connection(connection, record, None)
+    assert len(asked) == 2
+
+
+ROOM, HELD, DRIVER, MOVE = "Make room", "Something else holds it", "Install the driver", "Move the"
+OTHERS = "Check that the path or server is there"
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("database or disk is full", ROOM),
+        ("[Errno 28] No space left on device: '/srv/x'", ROOM),
+        ('could not extend file "base/5/2608": No space left on device', ROOM),
+        ("[Errno 122] Disk quota exceeded", ROOM),
+        ("database is locked", HELD),
+        ("database table is locked: tvm_adaptive_trials", HELD),
+        ("database schema is locked: main", HELD),
+        ("canceling statement due to lock timeout", HELD),
+        ("No module named 'psycopg'", DRIVER),
+        ("no pq wrapper available.", DRIVER),
+        ("file is not a database", MOVE),
+        ("database disk image is malformed", MOVE),
+        ("malformed database schema (tvm_adaptive_meta)", MOVE),
+        ("unable to open database file", OTHERS),
+        ("[Errno 13] Permission denied: '/srv/full-models/x'", OTHERS),
+        ("[Errno 13] Permission denied: '/srv/locked/malformed.db'", OTHERS),
+        ('connection failed: FATAL:  database "full" does not exist', OTHERS),
+    ],
+)
+def test_advice_follows_what_is_said_and_no_name(reason: str, advice: str) -> None:
+    assert engines.advice_on(reason).removeprefix("Nothing was changed. ").startswith(advice)
 
 
 @pytest.mark.usefixtures("hurried")

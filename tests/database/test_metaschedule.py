@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from tvm_adaptive._tvm import (
     structural_hash,
 )
 from tvm_adaptive.database import maintenance, metaschedule
+from tvm_adaptive.database.location import RUN_STORE
 from tvm_adaptive.database.maintenance import (
     export_json,
     export_records,
@@ -41,7 +43,7 @@ from tvm_adaptive.database.metaschedule import (
 from tvm_adaptive.database.records import StoredTask, StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile, proven
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive.errors import InvalidOptionError, StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist, Proof
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.config import DEFAULT
@@ -210,6 +212,65 @@ def test_a_runs_verdicts_come_with_its_records(mods: Mods, target: Target, tmp_p
         assert [each.failure for each in store.finals(task)] == ["wrong result: all"]
     n_all = sum(trial.n_trials - trial.n_failures for trial in stats(store_path)[1])
     assert export_records(store_path, tmp_path / "out") == n_all - 1
+
+
+def test_of_a_large_store_only_the_tasks_with_verdicts_are_read(
+    mods: Mods, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, task = tmp_path / "run", task_of(mods["GMM"], target_text(target), "main")
+    write_json(folder, mods, target)
+    winner = trial_of(make_record(mods["GMM"], target, 1e-3), run="a")
+    VerdictFile(folder, str(TVM_VERSION)).add(task, [winner])
+    read: list[StoredTask] = []
+    tasks = RecordStore.tasks
+
+    def watched(store: RecordStore, **options: Any) -> list[StoredTask]:
+        found = tasks(store, **options)
+        read.extend(found)
+        return found
+
+    monkeypatch.setattr(RecordStore, "tasks", watched)
+    import_records(str(tmp_path / "team.db"), folder)
+    assert [each.identity for each in read] == [task.identity]
+    with RecordStore(tmp_path / "team.db") as store:
+        assert proven(store.finals(task)) == winner
+
+
+def test_a_damaged_store_of_a_run_hides_none_of_its_other_files(
+    mods: Mods, target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, task = tmp_path / "run", task_of(mods["GMM"], target_text(target), "main")
+    write_json(folder, mods, target)
+    winner = trial_of(make_record(mods["GMM"], target, 1e-3), run="a")
+    VerdictFile(folder, str(TVM_VERSION)).add(task, [winner])
+    damaged, garbage = folder / RUN_STORE, b"no database at all" * 100
+    damaged.write_bytes(garbage)
+    assert import_records(str(tmp_path / "team.db"), folder)[1:] == (6, 0)
+    assert f"open the record store {damaged}: file is not a database" in caplog.text
+    assert damaged.read_bytes() == garbage
+    with RecordStore(tmp_path / "team.db") as store:
+        assert proven(store.finals(task)) == winner
+    # Where there is nothing else, it is an error.
+    (folder / RECORD_FILE).unlink()
+    for source in (folder, damaged):
+        with pytest.raises(StoreError, match=f"{re.escape(str(damaged))}: file is not a database"):
+            import_records(str(tmp_path / "team.db"), source)
+
+
+def test_a_store_that_takes_nothing_is_no_damaged_source(
+    mods: Mods, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> None:
+        raise StoreError("the server is gone.")
+
+    folder, task = tmp_path / "run", task_of(mods["GMM"], target_text(target), "main")
+    write_json(folder, mods, target)
+    with RecordStore(folder / RUN_STORE) as own:
+        own.add(task, [trial_of(make_record(mods["GMM"], target, 1e-3))])
+    monkeypatch.setattr(RecordStore, "add", away)
+    monkeypatch.setattr(maintenance, "import_json", lambda *_: (0, 0))
+    with pytest.raises(StoreError, match="the server is gone"):
+        import_records(str(tmp_path / "team.db"), folder)
 
 
 def test_verdicts_of_another_tvm_come_with_its_records(

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from tests.database.conftest import drop_all
 from tvm_adaptive.cli import main
 from tvm_adaptive.database import schema
+from tvm_adaptive.database.maintenance import import_records
 from tvm_adaptive.database.records import StoredTrial
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.errors import StoreError
@@ -183,6 +184,17 @@ def test_each_format_has_a_step_to_the_next() -> None:
     assert list(_FOLDER.glob("schema_v*.sql"))
     kept = {int(re.findall(r"v(\d+)", path.name)[0]) for path in _FOLDER.glob("schema_v*.sql")}
     assert kept == set(range(1, schema.FORMAT_VERSION))
+
+
+def test_a_store_that_is_imported_keeps_its_format(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    write_first_format(folder / "old.db")
+    before = (folder / "old.db").read_bytes()
+    _, *counts = import_records(str(tmp_path / "ours.db"), folder / "old.db")
+    assert counts == [4, 0]
+    assert [path.name for path in folder.iterdir()] == ["old.db"]
+    assert (folder / "old.db").read_bytes() == before
 
 
 Action = Callable[[str, Path], list[str]]

@@ -17,7 +17,7 @@ from tvm_adaptive.database.engine import ANSWER_TIMEOUT_SEC, LONG_ANSWER_TIMEOUT
 from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features, unpack_features
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.tables import ValidRows
-from tvm_adaptive.errors import StoreError
+from tvm_adaptive.errors import StoreDataError, StoreError
 from tvm_adaptive.workers.environment import Environment
 
 HERE, THERE = (Environment(name, "0.27.0", "0.1.0") for name in ("here", "there"))
@@ -89,6 +89,44 @@ def test_an_import_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
         assert maintenance.add_new(store, task(), rows) == 0
         assert len(store.latest(task())) == 600
     assert sizes == [256, 256, 88, 0]
+
+
+def test_what_a_store_refuses_for_its_content_holds_up_no_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def narrow(add: Callable[..., None]) -> Callable[..., None]:
+        def adding(store: RecordStore, task: StoredTask, rows: Sequence[StoredTrial]) -> None:
+            if any("\u2019" in each.failure for each in rows):
+                raise StoreDataError("The character has no equivalent in LATIN1.")
+            add(store, task, rows)
+
+        return adding
+
+    odd = dataclasses.replace(trial(None, 2), failure="gcc: \u2018x\u2019 was not declared")
+    with RecordStore(tmp_path / "theirs.db") as theirs:
+        theirs.add(task(), [trial(1.0, 1), odd, trial(3.0, 3)])
+        theirs.add_finals(task(), [trial(1.0, 1), odd])
+    for name in ("add", "add_finals"):
+        monkeypatch.setattr(RecordStore, name, narrow(getattr(RecordStore, name)))
+    for counts in ((2, 1), (0, 3)):
+        _, *found = maintenance.import_records(str(tmp_path / "ours.db"), tmp_path / "theirs.db")
+        assert tuple(found) == counts
+    with RecordStore(tmp_path / "ours.db") as store:
+        assert [each.seconds for each in store.latest(task())] == [1.0, 3.0]
+        assert [each.seconds for each in store.finals(task())] == [1.0]
+
+
+def test_a_store_in_use_is_imported_with_what_its_log_holds(tmp_path: Path) -> None:
+    source = tmp_path / "theirs" / "records.db"
+    with RecordStore(source) as store:
+        store.add(task(), [trial(1.0), trial(2.0)])
+        names = {path.name for path in source.parent.iterdir()}
+        assert "records.db-wal" in names
+        maintenance.import_records(str(tmp_path / "ours.db"), source)
+        assert {path.name for path in source.parent.iterdir()} == names
+        store.add(task(), [trial(3.0)])  # and goes on
+    with RecordStore(tmp_path / "ours.db") as store:
+        assert [each.seconds for each in store.latest(task())] == [1.0, 2.0]
 
 
 def test_what_was_measured_elsewhere_is_not_known_yet(tmp_path: Path) -> None:
@@ -169,6 +207,10 @@ def test_tasks_are_distinguished_by_workload_and_target(url: str) -> None:
         assert store.tasks(target=other.target) == [other]
         assert store.tasks(family="matmul", target=other.target) == [other]
         assert [each.seconds for each in store.best(other, 9)] == [2.0]
+        assert store.tasks(workload_keys=[conv.workload_key, "another"]) == [conv]
+        assert store.tasks(workload_keys=[]) == []
+        bare = [dataclasses.replace(each, workload="") for each in (task(), other)]
+        assert store.tasks(family="matmul", newest=9, with_workload=False) == bare
 
 
 def test_statistics_are_per_task(url: str) -> None:
@@ -176,7 +218,8 @@ def test_statistics_are_per_task(url: str) -> None:
         store.add(task(), [trial(3.0, unix_sec=5.0), trial(None, unix_sec=9.0)])
         store.add(task(1), [])
         first, second = store.stats()
-    assert (first.task, first.n_trials, first.n_failures) == (task(), 2, 1)
+    assert first.task == dataclasses.replace(task(), workload="")
+    assert (first.n_trials, first.n_failures) == (2, 1)
     assert (first.best_sec, first.last_unix_sec) == (3.0, 9.0)
     assert (second.n_trials, second.best_sec) == (0, None)
 
@@ -258,6 +301,18 @@ def test_a_sample_holds_the_fastest_and_some_of_all_times(url: str) -> None:
     assert {0, 199} <= set(places)
     assert set(range(1, 21)) <= {each.seconds for each in sample}
     assert sum(each.seconds > 20 for each in sample if each.seconds) >= 15
+
+
+def test_a_sample_without_a_run_is_as_large_as_one_of_all(url: str) -> None:
+    mine, others = (
+        [trial(sec + i / 1000, [run, i], run=run) for i in range(n)]
+        for run, sec, n in (("mine", 1.0, 200), ("other", 5.0, 64))
+    )
+    with RecordStore(url) as store:
+        store.add(task(), [*mine, *others])
+        sample = store.sample(task(), 64, without={"mine", "another"})
+        assert [each.run for each in sample] == ["other"] * 64
+        assert len(store.sample(task(), 64)) == 64
 
 
 def test_what_is_left_of_a_crash_can_be_stored(url: str) -> None:

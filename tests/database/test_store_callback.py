@@ -244,6 +244,27 @@ def test_what_a_store_refuses_for_its_content_does_not_hold_up_the_rest(
     assert journal.events[0]["n_waiting"] == 0
 
 
+def test_what_a_store_refuses_for_its_content_costs_no_other_trial_of_its_batch(
+    contexts: list[Any],
+) -> None:
+    store, journal = Narrow(0), MemoryJournal()
+    callback = callback_of(contexts, shared=store, journal=journal)
+    keep(callback, contexts, [1e-3, None, 2e-3], "gcc: \u2018x\u2019 was not declared")
+    assert [trial.seconds for trial in store.kept] == [1e-3, 2e-3]
+    assert callback._inst.close(30.0) == 1
+    (event,) = journal.events
+    assert (event["event"], event["n_waiting"], event["n_dropped"]) == ("error", 0, 1)
+
+
+def test_two_stores_that_fail_share_the_time_at_the_end(contexts: list[Any]) -> None:
+    clock = FakeClock()
+    callback = callback_of(contexts, own=Refusing(10**6), shared=Refusing(10**6), clock=clock)
+    keep(callback, contexts, [1e-3])
+    start_sec = clock.sec
+    assert callback._inst.close(30.0) == 1
+    assert clock.sec - start_sec <= 30.0
+
+
 def test_one_store_that_fails_does_not_keep_from_another(contexts: list[Any]) -> None:
     for own, shared in ((Refusing(10**6), Refusing(0)), (Refusing(0), Refusing(10**6))):
         callback = callback_of(contexts, own=own, shared=shared)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 import zlib
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from tvm_adaptive.database.location import (
     user_store,
 )
 from tvm_adaptive.database.metaschedule import task_of, trial_of
-from tvm_adaptive.database.records import StoredTask, StoredTrial, pack_features
+from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial, pack_features
 from tvm_adaptive.database.store import RecordStore, open_store, redacted_name
 from tvm_adaptive.errors import StoreError
 from tvm_adaptive.search_strategy.knobs import KnobSpace, Tile
@@ -44,6 +45,26 @@ class Model:
     def preload(self, dataset: Dataset, *, fading: bool = False) -> None:
         assert not fading
         self.dataset = dataset
+
+
+class Slow:
+    """A store that takes a second for the verdicts on a task; also the clock."""
+
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
+        self.sec = 0.0
+        self.asked: list[Identity] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def __call__(self) -> float:
+        return self.sec
+
+    def finals(self, task: StoredTask, **options: Any) -> list[StoredTrial]:
+        self.sec += 1.0
+        self.asked.append(task.identity)
+        return self._store.finals(task, **options)
 
 
 @pytest.fixture
@@ -339,6 +360,61 @@ def test_all_samples_together_are_bounded(
     assert len(model.dataset) == 6
     # The task's own come first.
     assert next(iter(model.dataset))[0].startswith(task.workload_key)
+
+
+@pytest.mark.parametrize(
+    ("search_sec", "has_model", "n_related"),
+    # Of ten seconds, or a tenth of the search's, each task takes two, and three with samples.
+    [
+        (math.inf, False, 3),
+        (60.0, False, 1),
+        (30.0, False, 0),
+        (math.inf, True, 2),
+        (60.0, True, 0),
+    ],
+)
+def test_a_slow_store_delays_a_search_for_seconds_only(
+    *,
+    store: RecordStore,
+    mod: IRModule,
+    target: Target,
+    context: Any,
+    search_sec: float,
+    has_model: bool,
+    n_related: int,
+) -> None:
+    other_mod = te_workload("C1D")
+    other: Any = SimpleNamespace(mod=other_mod, target=target, task_name="other")
+    for family, each in enumerate((mod, other_mod)):
+        task, kept = task_of(each, target, "then"), trials(each, target, [1e-3, 2e-3])
+        store.add(task, kept)
+        for number in range(3):
+            store.add(dataclasses.replace(task, workload_key=f"related {family} {number}"), kept)
+    slow: Any = Slow(store)
+    model = Model() if has_model else None
+    pool = TransferPool()
+    found = find_prior_trials(
+        slow, [context, other], pool, model, search_sec=search_sec, clock=slow
+    )
+    asked = dict.fromkeys(key for key, _ in slow.asked)
+    # The run's own are read in any case, of the others the newest of each family.
+    order = ["related 0 2", "related 1 2", "related 0 1", "related 1 1"]
+    assert [key for key in asked if key.startswith("related")] == order[:n_related]
+    assert (found.n_known, sorted(found.tasks)) == (2, ["mine", "other"])
+    assert found.n_samples == (2 * (2 + n_related) if has_model else 0)
+
+
+def test_a_run_s_own_trials_take_no_place_of_samples_of_others(
+    store: RecordStore, mod: IRModule, target: Target, context: Any
+) -> None:
+    (pattern,) = trials(mod, target, [1.0])
+    mine, others = (
+        [dataclasses.replace(pattern, seconds=sec + i / 1000, run=run) for i in range(n)]
+        for run, sec, n in (("mine", 1.0, 200), ("other", 5.0, 64))
+    )
+    store.add(task_of(mod, target, "then"), [*mine, *others])
+    found = find_prior_trials(store, [context], None, Model(), without={"mine"})
+    assert found.n_samples == 64
 
 
 def test_a_url_may_come_from_the_environment(

@@ -19,7 +19,10 @@ from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.run_database import RunDatabase
 from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import VerdictFile
+from tvm_adaptive.errors import StoreDataError
 from tvm_adaptive.measure_callback.history import History, TaskHistory
+from tvm_adaptive.runner.playoff.finalist import Finalist
+from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.search_strategy.transfer import TransferPool
 from tvm_adaptive.tuning import tune, warm_start
 from tvm_adaptive.tuning.config import DEFAULT
@@ -127,8 +130,13 @@ def test_rows_that_were_left_out_are_counted_where_the_user_looks(
     session = session_of(tmp_path, notes, events)
     session.history = History()
     session.proven = set()
-    found = WarmStart(n_left_out=9800)
-    monkeypatch.setattr(warm_start, "find_prior_trials", lambda *args, **options: found)
+    given: dict[str, Any] = {}
+
+    def find(*_arguments: Any, **options: Any) -> WarmStart:
+        given.update(options)
+        return WarmStart(n_left_out=9800)
+
+    monkeypatch.setattr(warm_start, "find_prior_trials", find)
     for hooks in ("model_hooks", "scheduler_hooks"):  # as of stock parts
         monkeypatch.setattr(warm_start, hooks, lambda part: None)
     parts: Any = SimpleNamespace(cost_model=None, transfer_pool=None, task_scheduler=None)
@@ -138,6 +146,7 @@ def test_rows_that_were_left_out_are_counted_where_the_user_looks(
     assert "tvm-adaptive db --store env:TUNING_STORE prune deletes them, and all but" in note
     ((_, event),) = events
     assert event["n_left_out"] == 9800
+    assert given["search_sec"] == session.budget.search_left_sec
 
 
 @pytest.mark.parametrize("is_link", [False, True])
@@ -258,6 +267,59 @@ def test_a_resumed_cost_model_learns_no_disqualified_candidate(
         warm_start._restore(session, own, [context], model)
     assert learned == [2e-3]
     assert journal.of("restored") == [{"event": "restored", "n_samples": 1}]
+
+
+@pytest.mark.parametrize(("shared", "n_restored"), [("shared.db", 2), (RUN_STORE, 1)])
+def test_rows_without_an_environment_are_the_run_s_own_unless_others_write_to_its_store(
+    tmp_path: Path, make_session: Any, shared: str, n_restored: int
+) -> None:
+    mod, journal = te_workload("GMM"), MemoryJournal()
+    history = History(tasks={"main": TaskHistory()})
+    history.tasks["main"].add_latencies([1.0, 2.0])
+    session = make_session(journal=journal, history=history)
+    task, here = task_of(mod, session.target, "main"), Environment.current(session.target)
+    former, present = (
+        dataclasses.replace(
+            trial_of(make_record(mod, session.target, sec, seed)),
+            features=np.zeros(3, dtype=np.float32),
+        )
+        for sec, seed in ((1e-3, 1), (2e-3, 2))
+    )
+    context: Any = SimpleNamespace(task_name="main", mod=mod, target=session.target)
+    model: Any = SimpleNamespace(n_features=3, restore=lambda *_: None)
+    with (
+        RecordStore(tmp_path / RUN_STORE, here) as own,
+        RecordStore(tmp_path / shared, here) as store,
+    ):
+        own.at(None).add(task, [former])
+        own.add(task, [present])
+        session = dataclasses.replace(session, store=store)
+        warm_start._restore(session, own, [context], model)
+    assert [event["n_samples"] for event in journal.of("restored")] == [n_restored]
+
+
+def test_a_verdict_that_a_store_refuses_for_its_content_costs_no_other(
+    tmp_path: Path, make_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_finals = RecordStore.add_finals
+
+    def narrow(store: RecordStore, task: Any, finals: Any) -> None:
+        if any("\u2019" in each.failure for each in finals):
+            raise StoreDataError("The character has no equivalent in LATIN1.")
+        add_finals(store, task, finals)
+
+    monkeypatch.setattr(RecordStore, "add_finals", narrow)
+    mod, journal = te_workload("GMM"), MemoryJournal()
+    with RecordStore(tmp_path / "shared.db") as store:
+        session = make_session(journal=journal, store=store)
+        first, second = (make_record(mod, session.target, 1e-3, seed) for seed in (1, 2))
+        winner = Finalist(first, 1e-3, 1.5e-3, 1.5e-5, unchecked="")
+        loser = Finalist(second, 1e-3, disqualified="crash: \u2018x\u2019")
+        report = FinalistReport("main", (winner, loser), "tied", 1.0)
+        warm_start.VerdictRecorder(session).add(report)
+        (kept,) = store.finals(task_of(mod, session.target, "main"))
+    assert kept.seconds == 1.5e-3
+    assert len(journal.of("error")) == 1
 
 
 class Scheduler:

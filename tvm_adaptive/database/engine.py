@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import sqlite3
@@ -36,6 +37,10 @@ CONNECT_TIMEOUT_SEC = 5
 _LOCK_TIMEOUT_SEC = 5
 # The longest query lists the rows of one task: a million of them take some seconds.
 _STATEMENT_TIMEOUT_SEC = 10
+# A connection that was used so recently is taken to be there: servers restart rarely, and asking
+# takes three round trips, about as many as a short query.
+_TRUSTED_SEC = 1.0
+_USED_SEC = "used_sec"  # of a connection in the pool: when it was used
 # A client that is gone must not hold its locks for long.
 _IDLE_IN_TRANSACTION_SEC = 60
 # Ends what the server does not end itself (it hangs, or the network is gone); a little later,
@@ -74,6 +79,7 @@ def engine_of(url: URL) -> sa.Engine:
     given = {key: value for key, value in defaults.items() if key not in url.query}
     engine = sa.create_engine(url, connect_args=given)
     sa.event.listen(engine, "connect", _set_up_postgresql)
+    sa.event.listen(engine, "checkin", _note_use)
     sa.event.listen(engine, "checkout", _check_connection)
     return engine
 
@@ -110,20 +116,34 @@ def transaction(
             raise
 
 
-_ADVICE = (
-    ("malformed", "Nothing was changed. Move the file away, or restore a copy of it."),
-    ("not a database", "Nothing was changed. Move the file away, or restore a copy of it."),
-    ("full", "Make room, or name a store on another disk."),
-    ("no module named", "Install the driver: pip install 'tvm-adaptive[postgres]'."),
-    ("locked", "Something else holds it; end that, or try again."),
-    ("lock timeout", "Something else holds it; end that, or try again."),
-    ("", "Check that the path or server is there and may be written to."),
+# By what SQLite, PostgreSQL, psycopg and the system say. A message also names files, databases
+# and users, so that a single word tells nothing.
+_ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("disk image is malformed", "malformed database schema", "is not a database"),
+        "Nothing was changed. Move the file away, or restore a copy of it.",
+    ),
+    (
+        ("disk is full", "no space left on device", "disk quota exceeded"),
+        "Make room, or name a store on another disk.",
+    ),
+    (
+        ("no module named", "no pq wrapper available"),
+        "Install the driver: pip install 'tvm-adaptive[postgres]'.",
+    ),
+    (
+        ("database is locked", "table is locked", "schema is locked", "due to lock timeout"),
+        "Something else holds it; end that, or try again.",
+    ),
 )
+_ADVICE_ON_OTHERS = "Check that the path or server is there and may be written to."
 
 
 def advice_on(reason: str) -> str:
     """Return what the user can do about a database's error message."""
-    return next(advice for words, advice in _ADVICE if words in reason.lower())
+    said = reason.lower()
+    found = (advice for phrases, advice in _ADVICE if any(each in said for each in phrases))
+    return next(found, _ADVICE_ON_OTHERS)
 
 
 def _set_up_sqlite(connection: Any, is_shared: bool) -> None:
@@ -166,8 +186,15 @@ def _set_up_postgresql(connection: Any, _: Any) -> None:
         connection.commit()
 
 
-def _check_connection(connection: Any, _record: Any, _proxy: Any) -> None:
+def _note_use(_: Any, record: Any) -> None:
+    """Note when a connection was used last; the pool forgets it with the connection."""
+    record.info[_USED_SEC] = time.monotonic()
+
+
+def _check_connection(connection: Any, record: Any, _proxy: Any) -> None:
     """Make the pool replace a connection that the server has dropped, as overnight."""
+    if time.monotonic() - record.info.get(_USED_SEC, -math.inf) < _TRUSTED_SEC:
+        return
     try:
         with _ended_after(connection, CONNECT_TIMEOUT_SEC), connection.cursor() as cursor:
             cursor.execute("SELECT 1")

@@ -5,20 +5,25 @@ Records come from and go to MetaSchedule's own JSON databases, or another store.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import math
+import shutil
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tvm_adaptive._tvm import TVM_VERSION, Target, TuningRecord, Workload
+from tvm_adaptive.database.engine import advice_on
 from tvm_adaptive.database.location import NO_STORE, RUN_STORE, resolve_url, url_of
 from tvm_adaptive.database.metaschedule import target_text, task_of, trial_of
 from tvm_adaptive.database.records import StoredTask, StoredTrial, TaskStats
 from tvm_adaptive.database.repair import lines_of
-from tvm_adaptive.database.store import RecordStore
+from tvm_adaptive.database.store import RecordStore, add_accepted
 from tvm_adaptive.database.verdicts import (
     VerdictFile,
     candidate_key,
@@ -29,14 +34,21 @@ from tvm_adaptive.database.verdicts import (
     trusted,
     without_lucky,
 )
-from tvm_adaptive.errors import InvalidOptionError, JournalError
+from tvm_adaptive.errors import InvalidOptionError, JournalError, StoreError
 from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import JOURNAL_FILE
 from tvm_adaptive.values.run_folder import FINAL_DIR, RECORD_FILE, WORKLOAD_FILE
 from tvm_adaptive.workers.environment import UNKNOWN, Environment
+from tvm_adaptive.workers.scratch import ScratchFolder
+
+logger = logging.getLogger(__name__)
 
 # With 10 kB each, as of a network, some megabytes: less than a server has seconds for.
 _TRIALS_PER_WRITE = 256
+
+
+class _SourceError(StoreError):
+    """A store that is to be imported cannot be read; the one that it is added to may be sound."""
 
 
 def stats(store: str) -> tuple[str, list[TaskStats]]:
@@ -62,7 +74,7 @@ def export_records(
 def import_records(store: str, source: Path) -> tuple[str, int, int]:
     """Add the records of a run's or JSON database's folder, or of a store in a file.
 
-    Returns the store's name, and how many were added and left out.
+    The source is only read. Returns the store's name, and how many were added and left out.
     """
     if not source.exists():  # or a mistyped one would leave a new, empty store
         raise InvalidOptionError(f"There is no folder or record store {source}.")
@@ -72,24 +84,33 @@ def import_records(store: str, source: Path) -> tuple[str, int, int]:
             return opened.name, *_import_folder(opened, path, source)
         if source.resolve() == path:
             raise InvalidOptionError(f"{source} is the store itself; name another one.")
-        with RecordStore(source) as other:
-            return opened.name, *_import_store(opened, other)
+        return opened.name, *_import_store(opened, source)
 
 
 def _import_folder(opened: RecordStore, path: Path, folder: Path) -> tuple[int, int]:
     """Add what a folder holds to a store at a path; count added and left out."""
     own = folder / RUN_STORE
     environment = _environment_of(folder)
-    if not own.is_file() or own.resolve() == path:
-        n_added, n_skipped = import_json(opened, folder, environment)
-    else:
-        with RecordStore(own) as other:
-            n_added, n_skipped = _import_store(opened, other)
-        if (folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file():
-            # The run's store held nearly all of it: the number left out says nothing.
-            n_added += import_json(opened, folder, environment)[0]
+    counts: tuple[int, int] | None = None
+    if own.is_file() and own.resolve() != path:
+        try:
+            counts = _import_store(opened, own)
+        except _SourceError as error:
+            if not _has_json(folder):
+                raise
+            logger.warning("%s The other files of %s are read.", error, folder)
+    if counts is None:
+        counts = import_json(opened, folder, environment)
+    elif _has_json(folder):
+        # The run's store held nearly all of it: the number left out says nothing.
+        counts = counts[0] + import_json(opened, folder, environment)[0], counts[1]
     _import_verdicts(opened, folder, environment)
-    return n_added, n_skipped
+    return counts
+
+
+def _has_json(folder: Path) -> bool:
+    """Say whether a folder holds a JSON database."""
+    return (folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file()
 
 
 def _import_verdicts(store: RecordStore, folder: Path, environment: Environment) -> None:
@@ -98,7 +119,8 @@ def _import_verdicts(store: RecordStore, folder: Path, environment: Environment)
     verdicts = file.read(with_loose=False)
     # A draft, and what only an earlier run has measured, is a record of the winners alone.
     tasks = {task.identity: task for task in _tasks_in(folder / FINAL_DIR)}
-    tasks |= {task.identity: task for task in store.tasks()}
+    known = store.tasks(workload_keys=[workload_key for workload_key, _ in verdicts])
+    tasks |= {task.identity: task for task in known}
     for identity, task in tasks.items():
         if finals := verdicts.get(identity):
             here = [dataclasses.replace(each, environment=environment) for each in finals]
@@ -123,7 +145,7 @@ def _add_finals(store: RecordStore, task: StoredTask, finals: Sequence[StoredTri
     """Add the verdicts that a store does not have."""
     known = {(each.record, each.run, each.unix_sec) for each in store.finals(task)}
     if new := [each for each in finals if (each.record, each.run, each.unix_sec) not in known]:
-        store.add_finals(task, new)
+        add_accepted(store.add_finals, task, new)
 
 
 def _environment_of(folder: Path) -> Environment:
@@ -216,7 +238,7 @@ def import_json(
     store: RecordStore, folder: Path, environment: Environment = UNKNOWN
 ) -> tuple[int, int]:
     """Add a JSON database's new records; return how many were added and left out."""
-    if not ((folder / WORKLOAD_FILE).is_file() and (folder / RECORD_FILE).is_file()):
+    if not _has_json(folder):
         raise InvalidOptionError(
             f"{folder} holds no database of MetaSchedule ({WORKLOAD_FILE}, {RECORD_FILE})."
         )
@@ -234,20 +256,63 @@ def import_json(
     return n_added, n_lines - n_added
 
 
-def _import_store(store: RecordStore, other: RecordStore) -> tuple[int, int]:
-    """Add another store's new rows as they are; return how many were added and left out."""
+def _import_store(store: RecordStore, source: Path) -> tuple[int, int]:
+    """Add the new rows of a store's file as they are; return how many were added and left out."""
     n_added = n_known = 0
-    for task in other.tasks():
-        trials = other.latest(task)
-        n_new = add_new(store, task, trials)
-        n_added += n_new
-        n_known += len(trials) - n_new
-        _add_finals(store, task, other.finals(task))
-    return n_added, n_known + other.n_left_out
+    with ScratchFolder("import") as folder:
+        copy = folder / RUN_STORE
+        _copy_store(source.resolve(), copy)
+        with _reading(source, copy):
+            other = RecordStore(copy)
+        with other:
+            with _reading(source, copy):
+                tasks = other.tasks()
+            for task in tasks:
+                with _reading(source, copy):
+                    trials, finals = other.latest(task), other.finals(task)
+                n_new = add_new(store, task, trials)
+                n_added += n_new
+                n_known += len(trials) - n_new
+                _add_finals(store, task, finals)
+        return n_added, n_known + other.n_left_out
+
+
+def _copy_store(source: Path, copy: Path) -> None:
+    """Copy a store's file: it may be read-only, in use, or of a format that others still read."""
+    try:
+        if Path(f"{source}-shm").exists():  # another process may be writing to it
+            uri = f"{source.as_uri()}?mode=ro"
+            with (
+                # After a killed process, reading may need a right to write.
+                contextlib.suppress(sqlite3.OperationalError),
+                contextlib.closing(sqlite3.connect(uri, uri=True)) as given,
+                contextlib.closing(sqlite3.connect(copy)) as taken,
+            ):
+                given.backup(taken)
+                return
+        # Not by a connection: even one that only reads leaves files beside a store at rest.
+        shutil.copyfile(source, copy)
+        for log in ("-wal", "-journal"):
+            if Path(f"{source}{log}").exists():
+                shutil.copyfile(f"{source}{log}", f"{copy}{log}")
+    except (OSError, sqlite3.Error) as error:
+        raise _SourceError(
+            f"Could not copy the record store {source} to read it: {error}. "
+            f"{advice_on(str(error))} TMPDIR names another place for the copy."
+        ) from error
+
+
+@contextlib.contextmanager
+def _reading(source: Path, copy: Path) -> Iterator[None]:
+    """Tell the errors of a source from those of the store that it is added to."""
+    try:
+        yield
+    except StoreError as error:
+        raise _SourceError(str(error).replace(str(copy), str(source))) from error
 
 
 def add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial]) -> int:
-    """Add the trials that a store does not hold; return how many."""
+    """Add the trials that a store does not hold; return how many it has taken."""
     # Not by the texts of the records, which differ between a file and memory.
     places: defaultdict[tuple[str, float | None], set[Environment]] = defaultdict(set)
     for trial in store.latest(task):
@@ -259,10 +324,12 @@ def add_new(store: RecordStore, task: StoredTask, trials: Sequence[StoredTrial])
         return trial.environment not in known if trial.environment.is_known else not known
 
     new = [trial for trial in trials if is_new(trial)]
+    n_refused = 0
     # One write may take no longer than a server's answer; a repeated import goes on from there.
     for start in range(0, max(len(new), 1), _TRIALS_PER_WRITE):
-        store.add(task, new[start : start + _TRIALS_PER_WRITE])
-    return len(new)
+        piece = new[start : start + _TRIALS_PER_WRITE]
+        n_refused += len(add_accepted(store.add, task, piece))
+    return len(new) - n_refused
 
 
 def _workload(line: bytes) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_adaptive.database.records import StoredTask, StoredTrial
-from tvm_adaptive.database.store import RecordStore
-from tvm_adaptive.errors import StoreDataError, StoreError
+from tvm_adaptive.database.store import RecordStore, add_accepted
+from tvm_adaptive.errors import StoreError
 from tvm_adaptive.measure_callback.history import SHARED_STORE
 from tvm_adaptive.measure_callback.journal import JournalWriter
 
@@ -32,7 +32,8 @@ MAX_WAITING_TRIALS = 4096
 class PendingWrites:
     """Writes batches to a store in their order, and retries after failures, ever less often.
 
-    A batch may be written twice if the store fails between writing and acknowledging it.
+    A batch may be written twice, or a part of it, if the store fails between writing and
+    acknowledging it.
     """
 
     store: RecordStore
@@ -100,13 +101,9 @@ class PendingWrites:
 
     def _add(self, task: StoredTask, trials: Sequence[StoredTrial]) -> None:
         """Write trials; those that the store refuses for their content are dropped."""
-        try:
-            self.store.add(task, trials)
-        except StoreDataError as error:
-            logger.warning("%s %d trials of %s are left out.", error, len(trials), task.name)
-            self._n_dropped += len(trials)
-            n_left = self.n_in_memory - len(trials)
-            self._write_error(error, n_left)
+        if refused := add_accepted(self.store.add, task, trials):
+            self._n_dropped += len(refused)
+            self._write_error(refused[-1], self.n_in_memory - len(trials))
 
     def _fail(self, error: StoreError, took_sec: float) -> None:
         growing_sec = FIRST_PAUSE_SEC * 2.0 ** min(self._n_failures, 16)

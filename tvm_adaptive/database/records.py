@@ -47,7 +47,7 @@ class StoredTask:
     target: str  # JSON
     family: str  # equal for related tasks
     name: str  # in the run that stored it first
-    workload: str  # in MetaSchedule's own JSON, for export
+    workload: str  # in MetaSchedule's own JSON, for export; empty where it was not read
 
     @property
     def target_key(self) -> str:
@@ -96,15 +96,16 @@ def row_of(trial: StoredTrial) -> dict[str, Any]:
 
 
 def task_of_row(row: Mapping[Any, Any]) -> StoredTask | None:
-    """Return a row's task; None for an invalid row."""
-    texts = {field.name: row[field.name] for field in dataclasses.fields(StoredTask)}
+    """Return a row's task, also without its workload; None for an invalid row."""
+    texts = {field.name: row.get(field.name, "") for field in dataclasses.fields(StoredTask)}
     for name, text in texts.items():
         limit = MAX_WORKLOAD_CHARS if name == "workload" else MAX_TEXT_CHARS
         if not isinstance(text, str) or len(text) > limit:
             return None
     task = StoredTask(**texts)
     is_target = isinstance(parsed(task.target), dict)
-    return task if is_target and task.workload.startswith("[") else None
+    is_workload = "workload" not in row or task.workload.startswith("[")
+    return task if is_target and is_workload else None
 
 
 def trial_of_row(row: Mapping[Any, Any]) -> StoredTrial | None:

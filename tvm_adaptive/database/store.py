@@ -12,7 +12,7 @@ import logging
 import math
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 _LAST_UNIX_SEC = 1e11
 # Of a digest among the facts about the store.
 _TUNED = "tuned"
+# A column of tasks: the whole module, tens of kilobytes.
+_WORKLOAD = "workload"
 
 
 class RecordStore:
@@ -114,11 +116,18 @@ class RecordStore:
         self._append(schema.finals, task, finals)
 
     def tasks(
-        self, *, family: str | None = None, target: str | None = None, newest: int | None = None
+        self,
+        *,
+        family: str | None = None,
+        target: str | None = None,
+        workload_keys: Collection[str] | None = None,
+        newest: int | None = None,
+        with_workload: bool = True,
     ) -> list[StoredTask]:
-        """Return the tasks of a family, on a target, or all, in the order of their arrival.
+        """Return tasks in the order of their arrival: of a family, a target, workloads, or all.
 
-        With ``newest``, only the last so many of those that have a trial.
+        With ``newest``, only the last so many of those that have a trial. Workloads are empty
+        unless ``with_workload``.
         """
         columns = schema.tasks.c
         query = sa.select(columns.id).order_by(columns.id if newest is None else columns.id.desc())
@@ -126,11 +135,14 @@ class RecordStore:
             query = query.where(columns.family == family)
         if target is not None:
             query = query.where(columns.target == target)
+        if workload_keys is not None:
+            query = query.where(columns.workload_key.in_(workload_keys))
         if newest is not None:
             has_trial = sa.exists().where(schema.trials.c.task_id == columns.id)
             query = query.where(has_trial).limit(newest + tables.MAX_BAD_ROWS)
         with self._reading() as connection, closing(connection.scalars(query)) as ids:
-            found = self._valid.tasks(connection, ids, newest)
+            without = () if with_workload else (_WORKLOAD,)
+            found = self._valid.tasks(connection, ids, newest, without=without)
         return found if newest is None else found[::-1]
 
     def best(
@@ -208,21 +220,29 @@ class RecordStore:
         return [rows[place] for place in sorted(range(len(rows)), key=keys.__getitem__)]
 
     def sample(
-        self, task: StoredTask, n: int, *, width: int | None = None, with_record: bool = True
+        self,
+        task: StoredTask,
+        n: int,
+        *,
+        without: Collection[str] = (),
+        width: int | None = None,
+        with_record: bool = True,
     ) -> list[StoredTrial]:
         """Return at most ``n`` trials of a task in the order measured.
 
         Half of them are the fastest; the others, failures included, lie evenly over the
-        task's history. With ``width``, only trials with this number of features. Records
-        are empty unless ``with_record``.
+        task's history. The runs ``without`` are left out. With ``width``, only trials with this
+        number of features. Records are empty unless ``with_record``.
         """
 
         def is_wide(trial: StoredTrial) -> bool:
             return width is None or (trial.features is not None and len(trial.features) == width)
 
-        trials, without = schema.trials, () if with_record else ("record",)
-        options: dict[str, Any] = {"without": without, "wanted": is_wide}
+        trials, left_out = schema.trials, () if with_record else ("record",)
+        options: dict[str, Any] = {"without": left_out, "wanted": is_wide}
         of_task = tables.ids_of(trials, task).where(*tables.is_from(trials, self.environment))
+        if without:
+            of_task = of_task.where(trials.c.run.not_in(without))
         if width is not None:
             of_task = of_task.where(trials.c.features.is_not(None))
         fastest = of_task.where(tables.is_timed(trials)).order_by(trials.c.seconds, trials.c.id)
@@ -238,7 +258,7 @@ class RecordStore:
         return [found[row_id] for row_id in sorted(found)]
 
     def stats(self) -> list[TaskStats]:
-        """Return counts and times per task."""
+        """Return counts and times per task; workloads are not read."""
         trials = schema.trials
         timed = sa.case((tables.is_timed(trials), trials.c.seconds))
         known = sa.case((trials.c.unix_sec.between(0.0, _LAST_UNIX_SEC), trials.c.unix_sec))
@@ -252,7 +272,8 @@ class RecordStore:
         query = query.where(*tables.is_from(trials, self.environment)).group_by(trials.c.task_id)
         with self._reading() as connection:
             counts = {row[0]: row[1:] for row in connection.execute(query)}
-            rows = connection.execute(sa.select(schema.tasks).order_by(schema.tasks.c.id))
+            columns = (column for column in schema.tasks.c if column.name != _WORKLOAD)
+            rows = connection.execute(sa.select(*columns).order_by(schema.tasks.c.id))
             tasks = [(row["id"], task_of_row(row)) for row in rows.mappings()]
         found = []
         for task_id, task in tasks:
@@ -362,6 +383,31 @@ class RecordStore:
             raise (StoreDataError if is_refused else StoreError)(
                 f"Could not {action} the record store {self.name}: {reason}. {advice_on(reason)}"
             ) from error
+
+
+def add_accepted(
+    add: Callable[[StoredTask, Sequence[StoredTrial]], None],
+    task: StoredTask,
+    trials: Sequence[StoredTrial],
+) -> list[StoreDataError]:
+    """Add trials, or verdicts, but those that a store refuses for their content.
+
+    Returns its error for each of those.
+    """
+    refused: list[StoreDataError] = []
+    pieces = [trials]
+    while pieces:
+        piece = pieces.pop()
+        try:
+            add(task, piece)
+        except StoreDataError as error:
+            # What is refused takes the other rows of its transaction with it.
+            half = len(piece) // 2
+            pieces += [piece[half:], piece[:half]] if half else []
+            refused += [error] * (len(piece) == 1)
+    if refused:
+        logger.warning("%s %d rows of %s are left out.", refused[0], len(refused), task.name)
+    return refused
 
 
 @contextlib.contextmanager

@@ -56,6 +56,7 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
         self._run = run
         self._trial_log = trial_log
         self._journal = journal
+        self._clock = clock
         self._tasks: dict[int, tuple[StoredTask, Workload]] = {}
 
     def apply(
@@ -86,9 +87,11 @@ class StoreCallback(PyMeasureCallback):  # type: ignore[misc]
 
     def close(self, limit_sec: float) -> int:
         """Flush pending writes; return how many trials the shared store does not have."""
-        for pending in (self._own, self._shared):
+        end_sec = self._clock.monotonic() + limit_sec
+        # What the run's own store lacks is in MetaSchedule's files, but for features and messages.
+        for pending in (self._shared, self._own):
             if pending is not None:
-                pending.flush(limit_sec)
+                pending.flush(end_sec - self._clock.monotonic())
         return 0 if self._shared is None else self._shared.n_missing
 
     def _task(self, task_id: int) -> tuple[StoredTask, Workload]:

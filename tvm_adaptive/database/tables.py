@@ -80,10 +80,12 @@ class ValidRows:
         ids: Iterable[int],
         n: int | None = None,
         *,
+        without: Collection[str] = (),
         wanted: Callable[[StoredTask], bool] = lambda _: True,
     ) -> list[StoredTask]:
-        """Return the first ``n`` valid and wanted tasks."""
-        query = sa.select(schema.tasks).where(*_has_short_texts(schema.tasks))
+        """Return the first ``n`` valid and wanted tasks, without some columns."""
+        columns = (column for column in schema.tasks.c if column.name not in without)
+        query = sa.select(*columns).where(*_has_short_texts(schema.tasks, without))
         found = self._first(
             connection, schema.tasks, query, ids, n, parse=records.task_of_row, wanted=wanted
         )

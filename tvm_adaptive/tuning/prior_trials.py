@@ -10,19 +10,23 @@ another environment  measured first, as they are    no: other machines differ
 ===================  =============================  ==========================
 
 An environment is a device with a version of TVM (:mod:`tvm_adaptive.workers.environment`);
-an unknown one counts as another. The seeds are the winners of play-offs and the fastest
-candidates that were in none; disqualified ones are left out. The best of a few trials is for
-tasks of the same extents only. Every seed is measured again: machines are noisy, and compilers
-change.
+an unknown one counts as another. The run's own tasks are read first, then relatives, the newest
+of each family in turns, until a time limit: no store delays a search for long. The seeds are the
+winners of play-offs and the fastest candidates that were in none; disqualified ones are left
+out. The best of a few trials is for tasks of the same extents only. Every seed is measured
+again: machines are noisy, and compilers change.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -35,8 +39,8 @@ from tvm_adaptive.database.store import RecordStore
 from tvm_adaptive.database.verdicts import (
     SECOND_DECISION,
     candidate_key,
-    checked,
     disqualified,
+    proven,
     sound,
     trusted,
 )
@@ -59,6 +63,11 @@ _SAMPLES_PER_TASK = 64
 _MAX_SAMPLES = 1500
 # Related tasks per family: a store of years must not delay a run's start.
 _MAX_RELATED = 64
+# Seconds after which no further related task is read, and their share of the search's. A relative
+# takes some 30 round trips: with a server 5 ms away, 64 of each of ten families take 100 s, in
+# which a search measures several batches.
+_RELATED_SEC = 10.0
+_RELATED_SHARE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,34 +89,36 @@ def find_prior_trials(
     *,
     without: Collection[str] = (),
     n_prior: Mapping[str, int] = MappingProxyType({}),
+    search_sec: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> WarmStart:
     """Give a store's prior trials to the transfer pool and the model, and return them.
 
     Trials of the runs ``without`` are seeds and count for nothing else. ``n_prior`` limits the
-    history of a task, by its name, to that many of its oldest trials.
+    history of a task, by its name, to that many of its oldest trials. A search of
+    ``search_sec`` begins with fewer related tasks where the store takes long.
     """
+    end_sec = clock() + min(_RELATED_SEC, _RELATED_SHARE * search_sec)
     tasks = [task_of(each.mod, each.target, str(each.task_name)) for each in contexts]
-    names = {task.identity: task.name for task in tasks}
+    own = {task.identity: task for task in tasks}
     targets = {task.target for task in tasks}
     known: dict[Identity, StoredTask] = {}
-    for family in dict.fromkeys(task.family for task in tasks):
-        for task in _relevant(store, family, tasks):
-            here, elsewhere = _transfer_records(store, task)
-            if not (here or elsewhere):
-                continue
-            known[task.identity] = task
-            if transfer_pool is None:
-                continue
-            name = names.get(task.identity, str(task.identity))
-            if task.identity in names:
-                transfer_pool.remember(family, name, here + elsewhere)
-            else:
-                is_target = task.target in targets
-                transfer_pool.remember(family, name, here if is_target else [])
-                transfer_pool.hint(family, name, elsewhere if is_target else here + elsewhere)
     samples = Dataset()
+    for task in itertools.chain(own.values(), _related(store, own, lambda: clock() < end_sec)):
+        here, elsewhere = _transfer_records(store, task)
+        if not (here or elsewhere):
+            continue
+        known[task.identity] = task
+        is_target = task.target in targets
+        if transfer_pool is not None and task.identity in own:
+            transfer_pool.remember(task.family, task.name, here + elsewhere)
+        elif transfer_pool is not None:
+            name = str(task.identity)
+            transfer_pool.remember(task.family, name, here if is_target else [])
+            transfer_pool.hint(task.family, name, elsewhere if is_target else here + elsewhere)
+        if model is not None and is_target and len(samples) < _MAX_SAMPLES:
+            _add_samples(samples, store, task, without, model.n_features)
     if model is not None:
-        samples = _samples(store, tasks, known, without, model.n_features)
         model.preload(samples)
     prior = {}
     for task in tasks:
@@ -117,12 +128,16 @@ def find_prior_trials(
         seconds = _seconds(store, task, finals, without) if is_seeded else []
         # A resumed search measures none of them again: what came since has no common scale.
         seconds = seconds[: n_prior.get(task.name)]
-        is_proven = bool(checked(finals))
+        is_proven = proven(finals) is not None
         if seconds or is_proven:
             prior[task.name] = PriorTrials(tuple(sec * 1e3 for sec in seconds), is_proven)
-    others = [task for task in known.values() if _is_of_others(store, task, without)]
-    n_known = sum(task.identity in names for task in others)
-    families = {task.family for task in others}
+    n_known, families = 0, set[str]()
+    for task in known.values():
+        is_own = task.identity in own
+        # Of the relatives in a family, one is enough.
+        if (is_own or task.family not in families) and _is_of_others(store, task, without):
+            n_known += is_own
+            families.add(task.family)
     n_related = sum(task.family in families for task in tasks) - n_known
     return WarmStart(n_known, n_related, len(samples), prior, store.n_left_out)
 
@@ -159,12 +174,22 @@ def _is_of_others(store: RecordStore, task: StoredTask, without: Collection[str]
     return not runs <= set(without)
 
 
-def _relevant(store: RecordStore, family: str, tasks: Sequence[StoredTask]) -> list[StoredTask]:
-    """Return a run's own tasks of a family, and the latest of the store's others."""
-    own = {task.identity: task for task in tasks if task.family == family}
-    latest = store.tasks(family=family, newest=_MAX_RELATED + len(own))
-    others = [task for task in latest if task.identity not in own]
-    return [*own.values(), *others[-_MAX_RELATED:]]
+def _related(
+    store: RecordStore, own: Mapping[Identity, StoredTask], has_time: Callable[[], bool]
+) -> Iterator[StoredTask]:
+    """Yield the latest of a store's other tasks, without workloads, a run's families in turns."""
+    latest: list[list[StoredTask]] = []
+    for family, n_own in Counter(task.family for task in own.values()).items():
+        if not has_time():
+            break
+        found = store.tasks(family=family, newest=_MAX_RELATED + n_own, with_workload=False)
+        others = [task for task in reversed(found) if task.identity not in own]
+        latest.append(others[:_MAX_RELATED])
+    for task in itertools.chain.from_iterable(itertools.zip_longest(*latest)):
+        if not has_time():
+            return
+        if task is not None:
+            yield task
 
 
 def _seconds(
@@ -214,24 +239,13 @@ def restore(
     return n_samples
 
 
-def _samples(
-    store: RecordStore,
-    tasks: Sequence[StoredTask],
-    known: Mapping[Identity, StoredTask],
-    without: Container[str],
-    width: int,
-) -> Dataset:
-    """Return samples of the run's own tasks, then of others on its targets."""
-    targets = {task.target for task in tasks}
-    own = {task.identity for task in tasks}
-    samples = Dataset()
-    for task in sorted(known.values(), key=lambda task: task.identity not in own):
-        if task.target in targets and len(samples) < _MAX_SAMPLES:
-            sampled = store.sample(task, _SAMPLES_PER_TASK, width=width)
-            trials = [t for t in sound(store.finals(task), sampled) if t.run not in without]
-            for rows, seconds, errors in _arrays(trials, width):
-                samples.add("/".join(task.identity), rows, seconds, errors)
-    return samples
+def _add_samples(
+    samples: Dataset, store: RecordStore, task: StoredTask, without: Collection[str], width: int
+) -> None:
+    """Add a sample of a task's trials, without those of some runs and of what is disqualified."""
+    sampled = store.sample(task, _SAMPLES_PER_TASK, without=without, width=width)
+    for rows, seconds, errors in _arrays(sound(store.finals(task), sampled), width):
+        samples.add("/".join(task.identity), rows, seconds, errors)
 
 
 def _arrays(

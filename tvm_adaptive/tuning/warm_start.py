@@ -35,7 +35,7 @@ from tvm_adaptive.database.maintenance import add_new
 from tvm_adaptive.database.metaschedule import task_of, trial_of
 from tvm_adaptive.database.records import Identity, StoredTask, StoredTrial
 from tvm_adaptive.database.run_database import RunDatabase
-from tvm_adaptive.database.store import RecordStore, redacted_name
+from tvm_adaptive.database.store import RecordStore, add_accepted, redacted_name
 from tvm_adaptive.database.store_callback import StoreCallback
 from tvm_adaptive.database.verdicts import (
     SECOND_DECISION,
@@ -43,7 +43,7 @@ from tvm_adaptive.database.verdicts import (
     candidate_key,
     disqualified_in,
 )
-from tvm_adaptive.errors import StoreDataError, StoreError
+from tvm_adaptive.errors import StoreError
 from tvm_adaptive.runner.playoff.finalist import Finalist
 from tvm_adaptive.runner.playoff.playoff import FinalistReport
 from tvm_adaptive.tuning.other_machine import seed_from_set_aside
@@ -116,8 +116,17 @@ class VerdictRecorder:
         self._file = VerdictFile(session.work_dir, str(TVM_VERSION))
         self._refused: list[tuple[StoredTask, list[StoredTrial]]] = []
 
-    def add(self, report: FinalistReport, *, is_earlier: bool = False) -> None:
-        """Write the verdicts on one task; those of an earlier run are not new to the store."""
+    def add(
+        self,
+        report: FinalistReport,
+        *,
+        is_earlier: bool = False,
+        beaten: Finalist | None = None,
+    ) -> None:
+        """Write the verdicts on one task; those of an earlier run are not new to the store.
+
+        What was proven earlier and is ``beaten`` was not checked again: only a store must know.
+        """
         found = [(self._is_loose(report, each), each) for each in report.finalists]
         pairs = [
             (is_loose, _final_of(each, self._run_id, is_earlier=is_earlier))
@@ -141,6 +150,8 @@ class VerdictRecorder:
             for is_loose, group in itertools.groupby(judged, key=operator.itemgetter(0)):
                 self._file.add(task, [final for _, final in group], is_loose=is_loose)
         finals = [final for is_loose, final in judged if not is_loose]
+        if finals and beaten is not None:
+            finals += filter(None, [_final_of(beaten, self._run_id, is_earlier=False)])
         if self._session.store is None or is_earlier or not finals:
             return
         try:
@@ -172,10 +183,7 @@ class VerdictRecorder:
 
     def _write(self, store: RecordStore, task: StoredTask, finals: list[StoredTrial]) -> None:
         """Write verdicts; those that the store refuses for their content are left out."""
-        try:
-            store.add_finals(task, finals)
-        except StoreDataError as error:
-            logger.warning("%s The verdicts on %s are left out.", error, task.name)
+        for error in add_accepted(store.add_finals, task, finals):
             self._session.journal.write("error", where="store", message=str(error))
 
 
@@ -315,9 +323,12 @@ def _restore(
 ) -> None:
     if not session.history.n_trials:
         return
+    # The run's times are all of one environment, which rows of a former version do not name. A
+    # shared store in the same file has other machines' times, too.
+    store = own if _is_one_file(own, session.store) else own.at(None)
     with _Reported(session, "The cost model starts without samples."):
         lost = disqualified_in(session.work_dir)
-        session.journal.write("restored", n_samples=restore(own, contexts, model, lost))
+        session.journal.write("restored", n_samples=restore(store, contexts, model, lost))
 
 
 def _warm_start(
@@ -333,6 +344,7 @@ def _warm_start(
             model,
             without=session.history.run_ids,
             n_prior=session.history.n_prior,
+            search_sec=session.budget.search_left_sec,
         )
         scheduler = scheduler_hooks(parts.task_scheduler)
         if scheduler is not None:
