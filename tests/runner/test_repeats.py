@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import sys
@@ -137,6 +138,18 @@ def test_an_anchor_that_alone_is_slow_corrects_nothing(make_bench):
     (bench.folder / "misplaced").touch()
     assert bench.measured(2.0, 1.3) == pytest.approx([2.0, 1.3])
     assert bench.events("duet")[-1]["repeats_sec"] == [1.0, 1.0]
+
+
+def test_an_anchor_that_seems_slow_is_timed_again_though_the_allowance_is_spent(
+    make_bench, monkeypatch
+):
+    bench = make_bench()
+    bench.measured(1.0)
+    (bench.folder / "misplaced").touch()
+    answers = itertools.chain([True], itertools.repeat(False))
+    monkeypatch.setattr(bench.runner._repeats.duet, "allows", lambda *_: next(answers))
+    assert bench.measured(2.0, 1.3) == pytest.approx([2.0, 1.3])
+    assert bench.events("duet")[-1]["repeats_sec"] == [1.0]
 
 
 def test_a_lucky_candidate_is_timed_again(make_bench):
@@ -325,6 +338,20 @@ def test_a_closed_runner_starts_anew(make_bench):
     assert not folder.exists()
     assert bench.measured(2.0) == [2.0]
     assert make_rule("precision").max_batches != 5  # what marks a repeat above
+
+
+def test_what_was_linked_beside_an_artifact_is_removed_with_it(tmp_path: Path) -> None:
+    artifact = tmp_path / "candidate" / "candidate.tar"
+    artifact.parent.mkdir()
+    artifact.touch()
+    anchors = repeats.Repeats(TrialLog(), NullJournal())
+    kept = anchors.keep((str(artifact), "cpu", []))
+    assert kept is not None
+    copied = Path(kept[0])
+    Path(f"{copied}.so").touch()  # as TVM does
+    anchors.drop([kept])
+    assert not list(copied.parent.glob("*.tar*"))
+    anchors.close()
 
 
 def test_an_artifact_that_cannot_be_copied_takes_no_room(

@@ -63,6 +63,7 @@ class Candidate:
     lost_on: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (device, error)
     # devices that measured it and then turned out to be unusable
     rejected_on: list[str] = dataclasses.field(default_factory=list)
+    spent_sec: float = 0.0  # in all its tries
 
     def measure_args(self) -> tuple[str, str, Sequence[Any]]:
         """Return the picklable first three arguments of a :data:`MeasureFunction`."""
@@ -76,6 +77,18 @@ CandidateJob = Job[Candidate, RunnerResult]
 # Entries of the queue before and after a batch's candidates, which time its task's anchor.
 _OPENS = -1
 _CLOSES = -2
+
+
+def measuring(
+    candidate: Candidate, step: Step, time_left: Callable[[], float] | None = None
+) -> Plan:
+    """Measure a candidate while time is left, and count the seconds as spent on it."""
+    start_sec = time.monotonic()
+    try:
+        return (yield from in_time(step, time_left))
+    finally:
+        # What exceeds the deadline was the start of a worker.
+        candidate.spent_sec += min(time.monotonic() - start_sec, step.timeout_sec)
 
 
 @derived_object
@@ -179,20 +192,20 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
 
     def _timed(self, job: CandidateJob, timing: Any, **where: Any) -> RunnerResult:
         """Return the result of a measurement, offer its time, write its event."""
-        index, facts = job.index, job.task.facts
+        facts = job.task.facts
         if not isinstance(timing, Timing):
             message = f"Error: expected the measuring function's Timing, got {timing!r}"
-            return self._fail(index, message, **where)
+            return self._fail(job, message, **where)
         if not (math.isfinite(timing.mean_sec) and timing.mean_sec > 0):
             message = f"Error: measured {timing.mean_sec} s, which is no time"
-            return self._fail(index, message, **where)
+            return self._fail(job, message, **where)
         if facts is not None and timing.mean_sec < facts.floor_sec:
             message = (
                 f"Error: measured {timing.mean_sec:.3g} s, faster than the operations of the "
                 f"task can be done ({facts.floor_sec:.3g} s): the kernel does not do them"
             )
-            return self._fail(index, message, **where)
-        self._write("timing", index=index, error=None, **dataclasses.asdict(timing), **where)
+            return self._fail(job, message, **where)
+        self._write("timing", index=job.index, error=None, **dataclasses.asdict(timing), **where)
         if self._trial_log is not None:
             artifact = str(job.task.runner_input.artifact_path)
             self._trial_log.note_timing(artifact, timing.mean_sec, timing.stderr_sec)
@@ -200,27 +213,39 @@ class QueueingRunner(PyRunner):  # type: ignore[misc]
             facts.offer(float(timing.mean_sec))
         return RunnerResult([float(timing.mean_sec)], None)
 
-    def _failed(self, index: int, error: Exception, **where: Any) -> RunnerResult:
+    def _failed(self, job: CandidateJob, error: Exception, **where: Any) -> RunnerResult:
         """Return the error result of a candidate without a time."""
         if isinstance(error, WorkerError):
             cause = "Timeout" if isinstance(error, WorkerTimeoutError) else "Error"
             origin = MACHINE_FAILURE if isinstance(error, MachineError) else ""
             text, short = f"{cause}: {error}", origin + summary_line(error)
-            return self._fail(index, text, short, origin=origin, **where)
+            return self._fail(job, text, short, origin=origin, **where)
         # A defect of this package; C++ called us: an exception would end the whole run.
         name = type(self).__name__
-        logger.error("%s could not measure candidate %d", name, index, exc_info=error)
+        logger.error("%s could not measure candidate %d", name, job.index, exc_info=error)
         self._write("error", where=f"{name}.run", message=repr(error))
         origin = MACHINE_FAILURE if machine_failure(error) else ""
-        return self._fail(index, f"could not measure: {error!r}", origin=origin)
+        return self._fail(job, f"could not measure: {error!r}", origin=origin)
 
     def _fail(
-        self, index: int, message: str, short: str | None = None, *, origin: str = "", **where: Any
+        self,
+        job: CandidateJob,
+        message: str,
+        short: str | None = None,
+        *,
+        origin: str = "",
+        **where: Any,
     ) -> RunnerResult:
         """Return an error result; the journal gets ``short`` if given, else the message."""
         name = type(self).__name__
-        logger.debug("%s, candidate %d: %s", name, index, message)
-        self._write("timing", index=index, error=short or origin + message, **where)
+        logger.debug("%s, candidate %d: %s", name, job.index, message)
+        self._write(
+            "timing",
+            index=job.index,
+            error=short or origin + message,
+            elapsed_sec=job.task.spent_sec,
+            **where,
+        )
         return RunnerResult(None, f"{origin}{name}: {message}")
 
     def _write(self, event: str, **fields: Any) -> None:
@@ -286,9 +311,10 @@ class AdaptiveRunner(QueueingRunner):
     journal : JournalWriter or None
         Gets one ``"timing"`` event per candidate: ``index`` (counted from 0 over the
         runner's life, repeats of anchors included), ``error``, and the fields of
-        :class:`~tvm_adaptive.Timing`, as measured. A ``"duet"`` event per batch has its
-        candidates' ``indices``, ``raw_sec``, ``corrected_sec`` and ``relative_errors``, the
-        anchor's ``anchor_sec`` and ``repeats_sec``, the ``noise`` and ``elapsed_sec``.
+        :class:`~tvm_adaptive.Timing`, as measured; of a failure, ``elapsed_sec`` of all its
+        tries. A ``"duet"`` event per batch has its candidates' ``indices``, ``raw_sec``,
+        ``corrected_sec`` and ``relative_errors``, the anchor's ``anchor_sec`` and
+        ``repeats_sec``, the ``noise`` and ``elapsed_sec``.
 
     Raises
     ------
@@ -394,7 +420,7 @@ class AdaptiveRunner(QueueingRunner):
             options = self.options.for_batch(job.task.facts, noise=self._race_noise)
             args = (*job.task.measure_args(), options)
             step = Step("running", self._measure, args, self.timeout_sec)
-            timing = yield from in_time(step, self._time_left)
+            timing = yield from measuring(job.task, step, self._time_left)
             answer = self._timed(job, timing)
             if batch is not None and answer.error_msg is None:
                 batch.note(place, job.index, job.task.measure_args(), timing)
@@ -404,7 +430,7 @@ class AdaptiveRunner(QueueingRunner):
                 job.task.is_retry = True
                 self._dispatcher.put_back(job)
                 return
-            answer = self._failed(job.index, error)
+            answer = self._failed(job, error)
         self._dispatcher.settle(job, answer)
 
     def _time_anchor(self, job: CandidateJob, batch: DuetBatch) -> Plan:
@@ -433,4 +459,4 @@ class AdaptiveRunner(QueueingRunner):
         message = f"Error: could not measure: {reason}"
         if job.task.place < 0:
             return RunnerResult(None, message)
-        return self._fail(job.index, message, origin=MACHINE_FAILURE)
+        return self._fail(job, message, origin=MACHINE_FAILURE)

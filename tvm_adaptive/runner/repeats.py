@@ -70,9 +70,11 @@ class Repeats:
 
     def drop(self, kernels: Sequence[MeasureArgs]) -> None:
         """Remove copies; a worker that has loaded one keeps it."""
-        for path, *_ in kernels:
-            with contextlib.suppress(OSError):
-                Path(path).unlink()
+        for artifact, *_ in kernels:
+            # TVM links what is not linked beside it.
+            for path in (artifact, f"{artifact}.so"):
+                with contextlib.suppress(OSError):
+                    Path(path).unlink()
 
     def close(self) -> None:
         """Forget the anchors and remove their artifacts."""
@@ -182,7 +184,12 @@ class DuetBatch:
             if look is not None and self._duet.is_surprising(self._facts.task, anchor, look):
                 # Slow where its arguments lie, or with the machine? Others tell.
                 other = yield from self._look(
-                    make_step, anchor.kernel, anchor.cost_sec, is_kept=False, is_due=is_due
+                    make_step,
+                    anchor.kernel,
+                    anchor.cost_sec,
+                    is_kept=False,
+                    is_due=is_due,
+                    is_confirming=True,
                 )
                 look = min(look, other or look, key=lambda each: each.raw_sec)
         except _RepeatError as error:
@@ -217,13 +224,15 @@ class DuetBatch:
         *,
         is_kept: bool,
         is_due: bool = False,
+        is_confirming: bool = False,
     ) -> Generator[Step, Any, Look | None]:
         """Time a kernel if the allowance is large enough; raises _RepeatError if it fails.
 
-        One that is due is timed in any case, and costs no allowance.
+        One that is due is timed in any case, and costs no allowance. One that confirms another
+        look is timed in any case, too; the next ones wait until its price is saved.
         """
         start_sec = time.monotonic()
-        if not is_due and not self._duet.allows(cost_sec, start_sec):
+        if not (is_due or is_confirming or self._duet.allows(cost_sec, start_sec)):
             return None
         try:
             timing = yield from make_step(kernel, is_kept)

@@ -193,13 +193,6 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def end_server() -> None:
-    """End the server's process of this session, as a kernel that crashes does."""
-    from tvm_adaptive.workers import device_session
-
-    device_session.function("tests.no_such_function")
-
-
 @pytest.mark.slow
 def test_tasks_run_on_the_same_device(make_farm: Any) -> None:
     farm = make_farm(2, restarts=True)

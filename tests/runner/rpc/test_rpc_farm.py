@@ -171,6 +171,7 @@ def fail_on_first_by(
 
 def die_of(name: str, artifact_path: str, device_type: str, args_info: Any, options: Any) -> Timing:
     if Path(artifact_path).name == name:
+        time.sleep(0.2)
         os._exit(1)
     return measure(artifact_path, device_type, args_info, options)
 
@@ -378,6 +379,8 @@ def test_a_candidate_that_a_working_device_loses_twice_is_to_blame(
     assert [result.error_msg is not None for result in found] == [n == number for n in range(4)]
     assert not is_machine_failure(found[number].error_msg)
     assert {event["board"] for event in farm.events("timing")} == {FAST}
+    (failed,) = [event for event in farm.events("timing") if event["error"]]
+    assert failed["elapsed_sec"] >= 0.4  # both times
 
 
 def test_a_resumed_run_begins_with_a_device_of_known_speed(farm: Farm, monkeypatch: Any) -> None:

@@ -32,6 +32,7 @@ from tvm_adaptive.runner.local import (
     CandidateJob,
     MeasurementFuture,
     QueueingRunner,
+    measuring,
 )
 from tvm_adaptive.runner.measure import MeasureFunction, MeasureOptions, measure_artifact
 from tvm_adaptive.runner.rpc import lease
@@ -263,7 +264,8 @@ class AdaptiveRPCRunner(QueueingRunner):
                 self._facts_on(address, job.task.facts), noise=self._race_noise
             )
             args = (self._measure, *task, options)
-            timing = yield Step("running", lease.measure_leased, args, self.timeout_sec)
+            step = Step("running", lease.measure_leased, args, self.timeout_sec)
+            timing = yield from measuring(job.task, step)
             if isinstance(timing, lease.FailedMeasurement):
                 if not timing.is_device_alive:
                     raise WorkerDiedError(timing.traceback)
@@ -275,7 +277,7 @@ class AdaptiveRPCRunner(QueueingRunner):
                     self._move(address, job, failure)
                 else:
                     self._devices.note_failure(address)
-                    self._dispatcher.settle(job, self._failed(job.index, failure, board=address))
+                    self._dispatcher.settle(job, self._failed(job, failure, board=address))
                 yield from self._release()
                 return False
             if isinstance(timing, Timing):
@@ -288,7 +290,7 @@ class AdaptiveRPCRunner(QueueingRunner):
             self._move(address, job, error)
             return False
         except Exception as error:  # a defect of this package
-            self._dispatcher.settle(job, self._failed(job.index, error))
+            self._dispatcher.settle(job, self._failed(job, error))
             return False
         self._devices.note_success(address)
         self._last_success_sec = time.monotonic()
@@ -307,7 +309,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         is_in_doubt = lost_on == [address] and self._devices.may_be_at_fault(address)
         self._devices.note_loss(address)
         if lost_on and not is_in_doubt:
-            self._dispatcher.settle(job, self._failed(job.index, error, board=address))
+            self._dispatcher.settle(job, self._failed(job, error, board=address))
         else:
             if not lost_on:
                 job.task.lost_on.append((address, summary_line(error)))
@@ -409,7 +411,7 @@ class AdaptiveRPCRunner(QueueingRunner):
         return dataclasses.replace(facts, incumbent_sec=scaled_sec)
 
     def _give_up(self, job: CandidateJob, reason: str) -> RunnerResult:
-        return self._fail(job.index, reason, origin=MACHINE_FAILURE)  # it was not tried
+        return self._fail(job, reason, origin=MACHINE_FAILURE)  # it was not tried
 
     def _may_end(self) -> bool:
         """Say whether workers may be killed: TVM's server may not survive it in a session."""
