@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["tune", "--resume", "newer"], "format version 99"),
         (["apply", "damaged", "--out", "out"], "line 2 is not valid JSON"),
         (["apply", "begun", "--out", "out"], "no run in begun"),
-        (["apply", "empty", "--out", "out"], "workload must be one of"),
+        (["apply", "empty", "--out", "out"], "no run in empty"),
+        (["apply", "runs/mien", "--out", "out"], "no run in runs/mien"),
+        (["apply", "resnet19", "--out", "out"], "workload must be one of"),
+        (["tune", "net.pth", *ONE_TRIAL, "--input-shape", "1x2"], "A model of your own is a file"),
         (["apply", "begun", "--config", "c.toml", "--out", "out"], "omit --config"),
         (["apply", "te:GMM", "--store", "store.db", "--out", "out"], "store.db"),
         (["apply", "te:GMM", "--store", "none", "--out", "file"], "cannot be made"),
@@ -85,6 +89,15 @@ def test_one_clear_line(
     assert text in line
     assert "Traceback" not in captured.err
     assert contents(folder).items() >= before.items()
+
+
+def test_the_place_of_an_error_in_a_models_code_is_shown_on_request(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "wrong.py").write_text("def make():\n    return None.shape\n")
+    with caplog.at_level(logging.INFO):
+        assert main(["tune", "wrong:make", *ONE_TRIAL, "-v"]) == 2
+    assert "in make" in caplog.text
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -34,6 +34,13 @@ def test_what_names_a_farm_measures_on_it(given: list[str], capsys: Captured) ->
     assert parse_config(printed([*given, "--runner", "rpc"], capsys)).runner == "rpc"
 
 
+def test_the_runner_of_a_file_keeps_measuring_on_the_farm(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "stock.toml"
+    path.write_text('runner = "rpc"\n')
+    given = ["--config", str(path), "--tracker", "host:9190"]
+    assert parse_config(printed(given, capsys)).runner == "rpc"
+
+
 def test_a_plateau_is_an_option_of_the_scheduler(capsys: Captured) -> None:
     assert (
         parse_config(printed(["te:GMM", "--until-plateau"], capsys)).scheduler.plateau_slots == 40

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tvm_adaptive._tvm import load_module
 from tvm_adaptive.cli import main
 from tvm_adaptive.database.location import user_store
 from tvm_adaptive.errors import InvalidOptionError, WorkerError
@@ -43,7 +44,7 @@ def test_the_command_says_what_it_found_and_that_all_is_well(
 def test_the_command_fails_where_something_is_a_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_time_in_worker", lambda seconds: [1.0])
+    monkeypatch.setattr(doctor, "_time_in_worker", lambda *_: [1.0])
     (tmp_path / "file").touch()
     assert main(["doctor", "--quick", "--work-dir", str(tmp_path / "file" / "runs")]) == 1
     printed = capsys.readouterr().out
@@ -116,11 +117,41 @@ def test_a_gpu_is_tried_with_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "resolve_target", lambda spec: None)
     monkeypatch.setattr(doctor, "_in_worker", fail)
     found = doctor.check_gpu()
-    assert found.verdict == "problem"
+    # Who tunes for the CPU needs none.
+    assert found.verdict == "warning"
     assert "RuntimeError: no nvrtc" in found.text
     assert "tvm-adaptive[cuda]" in found.fix
     monkeypatch.setattr(doctor, "_in_worker", lambda *_: None)
     assert doctor.check_gpu() == CheckResult("GPU", "ok", "GPU 0: H100; a kernel compiles and runs")
+
+
+def test_a_gpu_that_is_hidden_does_not_keep_from_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise InvalidOptionError("TVM found none")
+
+    monkeypatch.setattr(doctor, "_output_of", lambda command: "GPU 0: H100 (UUID: x)\n")
+    monkeypatch.setattr(doctor, "resolve_target", refuse)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = doctor.check_gpu()
+    assert is_fit([found])
+    assert "CUDA_VISIBLE_DEVICES is ''" in found.text
+
+
+def test_the_kernel_is_loaded_where_runs_load_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+
+    def load(path: str) -> Any:
+        loaded.append(Path(path))
+        return load_module(path)
+
+    monkeypatch.setattr(doctor, "load_module", load)
+    monkeypatch.setattr(doctor, "give_threads_cores", lambda: None)  # here, it is for good
+    monkeypatch.setattr(doctor, "_in_worker", lambda function, args, _: function(*args))
+    results = doctor.examine(tmp_path / "runs" / "net", with_noise=False)
+    assert is_fit(results)
+    assert [tmp_path in path.parents for path in loaded] == [True]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -132,7 +163,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert doctor.check_work_dir(tmp_path).verdict == "problem"
+    assert doctor.check_work_dir(tmp_path / "runs").verdict == "problem"
     # Nothing was made.
     assert not (tmp_path / "runs").exists()
 

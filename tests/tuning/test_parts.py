@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuning.observers import Notes
 from tvm_adaptive import tune
 from tvm_adaptive._tvm import RPCConfig, python_side
 from tvm_adaptive.errors import InvalidOptionError
@@ -93,6 +94,38 @@ def test_a_farm_gets_the_speeds_of_earlier_attempts(
 
 
 FARM = RPCConfig("127.0.0.1", 9, "board", 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("farm", "search", "is_told"),
+    [
+        (None, SearchConfig(lanes=2), True),
+        (None, SearchConfig(), False),
+        (FARM, SearchConfig(lanes=2), False),
+    ],
+)
+def test_lanes_beside_kernels_that_are_timed_are_told(
+    make_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    farm: RPCConfig | None,
+    search: SearchConfig,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(parts_module, "ProcessLanes", lambda *_: FakeLanes())
+    observer = Notes()
+    session = make_session(DEFAULT.replace(search=search), farm=farm, observer=observer)
+    with contextlib.closing(make_parts(session)):
+        assert any("disturbs the times" in note for note in observer.notes) == is_told
+
+
+class FakeLanes:
+    """Search nothing."""
+
+    n_lanes = 2
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import platform
 import shutil
 import signal
 from pathlib import Path
@@ -25,6 +26,7 @@ from tvm_adaptive.measure_callback.history import read_history
 from tvm_adaptive.measure_callback.journal import Journal
 from tvm_adaptive.measure_callback.progress import RunProgress
 from tvm_adaptive.report.history import RunHistory
+from tvm_adaptive.tuning import target as targets
 from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.resume import resume
@@ -261,6 +263,19 @@ def test_another_targets_run_is_refused(work_dir: Path) -> None:
         for event in ({"event": "journal"}, {**run, "resumed": True, "target": target}):
             file.write(json.dumps(event) + "\n")
     assert read_history(work_dir / "journal.jsonl").n_trials == 0
+
+
+def test_a_machine_that_cannot_run_its_code_does_not_continue_a_run(
+    work_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("the names are of x86-64's instruction sets")
+    run = read_history(work_dir / "journal.jsonl").run
+    resaid(work_dir, "run", target={**run["target"], "mcpu": "znver4", "mattr": []})
+    monkeypatch.setattr(targets, "processor_flags", lambda: {"avx", "avx2", "fma"})
+    with pytest.raises(InvalidOptionError, match=r"uses avx512.*is continued on machines") as error:
+        resume(work_dir, trials=8, allow_other_machine=True)
+    assert "--tracker" not in str(error.value)
 
 
 @pytest.mark.slow

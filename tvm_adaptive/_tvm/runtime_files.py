@@ -11,7 +11,11 @@ from pathlib import Path
 import tvm
 import tvm_ffi
 from tvm.target import Target
-from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_triple
+from tvm.target.codegen import (
+    llvm_get_cpu_archlist,
+    llvm_get_cpu_features,
+    llvm_get_system_triple,
+)
 
 # Sorting and random numbers stand in a library of their own, by these prefixes.
 _EXTRA = (b"tvm.contrib.sort.", b"tvm.contrib.random.")
@@ -31,6 +35,15 @@ def architecture_of(target: Target) -> str:
 def cpu_features_of(target: Target) -> frozenset[str]:
     """Return the features that LLVM may use for a target of kind llvm, by its names."""
     return frozenset(str(name) for name in llvm_get_cpu_features(target))
+
+
+def processors_of(target: Target) -> frozenset[str]:
+    """Return the processors that LLVM knows of a target's architecture, by the names of mcpu."""
+    # With mcpu, TVM would warn of one that it does not know.
+    config = {"kind": "llvm"}
+    if "mtriple" in target.attrs:
+        config["mtriple"] = str(target.attrs["mtriple"])
+    return frozenset(str(name) for name in llvm_get_cpu_archlist(Target(config)))
 
 
 def runtime_libraries(library: Path) -> list[Path]:

@@ -52,6 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         code: int = options.run(options)
     except AdaptiveError as error:
+        logger.info("the whole error", exc_info=True)  # a model's own code may have raised it
         return _bad_input(str(error))
     except OSError as error:
         if error.errno is None:  # a defect, not the system: such as a timeout of Python's own

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from tvm_adaptive.tuning.config import TuneConfig, replaced
+from tvm_adaptive.tuning.target import FARM_RUNNERS
 
 WHAT_HELP = (
     "a model of your own, as net.onnx, net.pt2 (torch.export.save), net.json (Relax, "
@@ -112,5 +113,5 @@ def with_farm(config: TuneConfig, options: argparse.Namespace) -> TuneConfig:
     """Return a configuration with the tracker of the options, if they name one."""
     measure = replaced(config.measure, tracker=options.tracker, tracker_key=options.tracker_key)
     is_farm = options.tracker is not None or options.tracker_key is not None
-    runner = "adaptive-rpc" if is_farm else None
+    runner = "adaptive-rpc" if is_farm and config.runner not in FARM_RUNNERS else None
     return config.replace(measure=measure, runner=runner)

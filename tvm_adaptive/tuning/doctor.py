@@ -77,13 +77,13 @@ def examine(work_dir: Path, *, with_noise: bool = True) -> list[CheckResult]:
         ("processor", check_processor),
         ("cores", check_cores),
         ("memory", check_memory),
-        ("kernel", check_kernel),
+        ("kernel", lambda: check_kernel(_existing(work_dir))),
         ("GPU", check_gpu),
         ("work directory", lambda: check_work_dir(work_dir)),
         ("record store", check_store),
     ]
     if with_noise:
-        checks.append(("noise", check_noise))
+        checks.append(("noise", lambda: check_noise(_existing(work_dir))))
     return [_run(name, check) for name, check in checks]
 
 
@@ -151,9 +151,9 @@ def check_memory() -> CheckResult:
     return CheckResult("memory", "ok", text)
 
 
-def check_kernel() -> CheckResult:
-    """Compile a kernel and run it, in a separate process."""
-    samples = _time_in_worker(0.0)
+def check_kernel(place: Path) -> CheckResult:
+    """Compile a kernel, load it from a folder and run it, in a separate process."""
+    samples = _time_in_worker(0.0, place)
     return CheckResult("kernel", "ok", f"compiles, links and runs ({samples[0]:.2f} ms)")
 
 
@@ -166,24 +166,27 @@ def check_gpu() -> CheckResult:
     try:
         resolve_target("cuda")
     except AdaptiveError as error:
-        fix = "Use a build of apache-tvm with CUDA, or tune for the CPU."
-        return CheckResult("GPU", "problem", f"{len(gpus)}, but not for this TVM: {error}", fix)
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        where = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
+        text = f"{len(gpus)}, but none for this TVM{where}: {error}"
+        return CheckResult("GPU", "warning", text, "Only --target cuda needs it.")
     try:
         _in_worker(run_gpu_kernel, (), 0.0)
     except WorkerError as error:
         fix = (
             "Install the CUDA toolkit, 13 for this TVM, name its folder in CUDA_PATH, and `pip "
-            "install tvm-adaptive[cuda]`, with which TVM compiles; or TVM_CUDA_COMPILE_MODE=nvcc."
+            "install tvm-adaptive[cuda]`, with which TVM compiles; or TVM_CUDA_COMPILE_MODE=nvcc. "
+            "Only --target cuda needs it."
         )
         text = f"{len(gpus)}, but a kernel could not be compiled and run: {summary_line(error)}"
-        return CheckResult("GPU", "problem", text, fix)
+        return CheckResult("GPU", "warning", text, fix)
     name = gpus[0].split("(UUID")[0].strip()
     return CheckResult("GPU", "ok", f"{name}; a kernel compiles and runs")
 
 
 def check_work_dir(work_dir: Path) -> CheckResult:
     """Check that runs can be written, and that the disk has room for them."""
-    place = next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
+    place = _existing(work_dir)
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
@@ -211,9 +214,9 @@ def check_store() -> CheckResult:
     return CheckResult("record store", "ok", f"{user_store()}, {n_tasks} tasks")
 
 
-def check_noise() -> CheckResult:
+def check_noise(place: Path) -> CheckResult:
     """Time one kernel repeatedly: smaller differences cannot be measured here."""
-    return noise_result(_time_in_worker(_NOISE_SEC))
+    return noise_result(_time_in_worker(_NOISE_SEC, place))
 
 
 def noise_result(samples_ms: Sequence[float]) -> CheckResult:
@@ -230,11 +233,15 @@ def noise_result(samples_ms: Sequence[float]) -> CheckResult:
     return CheckResult("noise", "warning", text, fix)
 
 
-def time_fixed_kernel(seconds: float) -> list[float]:
-    """Return milliseconds of one matrix product, a sample per 20 ms; for a separate process."""
+def time_fixed_kernel(seconds: float, place: Path | None = None) -> list[float]:
+    """Return milliseconds of one matrix product, a sample per 20 ms; for a separate process.
+
+    The kernel is loaded from a folder, ``place`` or that of temporary files.
+    """
     # All cores take part, as in tuned kernels: their disturbances count.
-    # Linked and loaded as candidates are: a folder for scratch files may not allow that.
-    with ScratchFolder("doctor") as folder:
+    # Linked and loaded as candidates are, from below the work directory: the folder of temporary
+    # files may not allow that.
+    with ScratchFolder("doctor", place) as folder:
         path = str(folder / "kernel.so")
         built = compile_tir(parallel_product(_SIZE), resolve_target("cpu"))
         built.export_library(path, fcompile=link_shared)
@@ -280,8 +287,13 @@ def _run(name: str, check: Callable[[], CheckResult]) -> CheckResult:
         return CheckResult(name, "problem", lines[-1], fix)
 
 
-def _time_in_worker(seconds: float) -> list[float]:
-    samples: list[float] = _in_worker(time_fixed_kernel, (seconds,), seconds)
+def _existing(work_dir: Path) -> Path:
+    """Return the directory, or the nearest above it that exists."""
+    return next(each for each in (work_dir, *work_dir.absolute().parents) if each.exists())
+
+
+def _time_in_worker(seconds: float, place: Path) -> list[float]:
+    samples: list[float] = _in_worker(time_fixed_kernel, (seconds, place), seconds)
     return samples
 
 

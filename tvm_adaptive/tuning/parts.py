@@ -114,6 +114,12 @@ def make_parts(session: Session) -> Parts:
     n_devices = 1 if devices is None else devices.n_devices
     # After what may raise: a cluster that was joined would not be left.
     lanes = make_lanes(config, session.server)
+    shares_cores = session.farm is None and not is_gpu(session.target)
+    if lanes is not None and shares_cores and search.ray in (None, "local"):
+        session.observer.note(
+            "lanes search and build on the cores that are timed, which disturbs the times; leave "
+            "lanes (ray) out where this machine's own CPU measures"
+        )
     task_scheduler = _task_scheduler(session, n_devices, lanes)
     # Closed in the reverse order.
     closeable = (runner, builder, lanes)

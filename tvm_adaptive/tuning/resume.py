@@ -15,7 +15,12 @@ from tvm_adaptive.tuning.observer import GuardedObserver, Observer
 from tvm_adaptive.tuning.outcome import TuneReport
 from tvm_adaptive.tuning.run_lock import owned
 from tvm_adaptive.tuning.session import RunOptions
-from tvm_adaptive.tuning.target import environment_of, resolve_target
+from tvm_adaptive.tuning.target import (
+    FARM_RUNNERS,
+    check_runs_here,
+    environment_of,
+    resolve_target,
+)
 from tvm_adaptive.tuning.tune import run_named
 
 # The fields of a run's first events, and their types.
@@ -102,6 +107,7 @@ def resume(
                 f"The run kept its records in {before.config.store}; give --store with the "
                 "password again, or none."
             )
+        _check_target(options)
         options = dataclasses.replace(
             options,
             # The same seed would draw the candidates again that are measured already.
@@ -155,6 +161,22 @@ def read_settings(work_dir: Path) -> tuple[RunOptions, History]:
         **settings,
     )
     return options, history
+
+
+def _check_target(options: RunOptions) -> None:
+    """Raise InvalidOptionError if this machine cannot run what a run has measured here."""
+    if options.config.runner in FARM_RUNNERS:
+        return
+    index = options.config.measure.device_indices[0]
+    target = resolve_target(options.target, device_index=index)
+    try:
+        check_runs_here(target)
+    except InvalidOptionError as error:
+        reason = str(error).partition(":")[0]  # then follows what helps a new run
+        raise InvalidOptionError(
+            f"{reason}. The run in {options.work_dir} is continued on machines that run its code; "
+            "here, begin a new one in another directory: the record store knows its records."
+        ) from error
 
 
 def _is_from_here(options: RunOptions, history: History) -> bool:

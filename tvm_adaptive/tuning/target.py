@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import platform
@@ -9,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from tvm_adaptive._tvm import RPCConfig, Target, device, llvm_get_system_cpu
-from tvm_adaptive._tvm.runtime_files import architecture_of, cpu_features_of
-from tvm_adaptive.errors import InvalidOptionError
+from tvm_adaptive._tvm.runtime_files import architecture_of, cpu_features_of, processors_of
+from tvm_adaptive.errors import InvalidOptionError, check_at_least
 from tvm_adaptive.tuning.config import MeasureConfig, TuneConfig
 from tvm_adaptive.values.cpu_features import CPU_FEATURES
 from tvm_adaptive.workers.cores import usable_physical_cores
@@ -62,7 +63,25 @@ def resolve_target(spec: TargetLike, *, is_here: bool = True, device_index: int 
             f'Add it, as in {_EXAMPLE}, or write target="cpu" for this machine '
             f"({usable_physical_cores()} cores)."
         )
+    if target.kind.name == "llvm":
+        check_at_least("num-cores", int(target.attrs["num-cores"]), 1)
     return target
+
+
+def _check_processor(target: Target) -> None:
+    """Raise InvalidOptionError for a processor that LLVM does not know."""
+    name = str(target.attrs.get("mcpu", ""))
+    if target.kind.name != "llvm" or not name:
+        return
+    known = processors_of(target)
+    if known and name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        raise InvalidOptionError(
+            f"LLVM knows no processor {name!r} of {architecture_of(target)}, and TVM would compile "
+            "for any, on x86-64 without AVX"
+            + (f"; it knows {', '.join(near)}" if near else "")
+            + '. Write target="cpu" for this machine, or the name that `llc -mcpu=help` lists.'
+        )
 
 
 def possible_targets(spec: TargetLike) -> list[Target]:
@@ -201,13 +220,15 @@ def _parse(spec: Any, *, is_here: bool) -> Target:
         if hidden := missing_vectors(Target({"kind": "llvm", "mcpu": config["mcpu"]})):
             config["mattr"] = [f"-{name}" for name in hidden]
     try:
-        return Target(config)
+        target = Target(config)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].rstrip(".")
         raise InvalidOptionError(
             f"target {spec!r} is not one that TVM knows: {reason}. "
             f'Write "cpu", "cuda", or a mapping such as {_EXAMPLE}.'
         ) from error
+    _check_processor(target)
+    return target
 
 
 def _as_config(spec: Any) -> Any:

@@ -98,15 +98,16 @@ def _load(
         return _read(path, shapes, numbers, reader)
     if is_factory(what):
         return network_of_factory(what, slug(what), shapes)
-    if shapes:
-        raise InvalidOptionError(f"The shapes of {what} are fixed; leave input shapes out.")
     try:
-        return load_workload(what)
+        found = load_workload(what)
     except InvalidOptionError as error:
         raise InvalidOptionError(
             f"{error} A model of your own is a file that ends in {', '.join(FORMATS)}, or "
             "package.module:factory."
         ) from error
+    if shapes:
+        raise InvalidOptionError(f"The shapes of {what} are fixed; leave input shapes out.")
+    return found
 
 
 def _read(path: Path, shapes: Shapes, numbers: Numbers, reader: ModelReader | None) -> Network:
