@@ -3,19 +3,23 @@
 #
 # Killed, the same command goes on where it was. --quick makes the least of each step, which
 # allows no conclusion but shows that every script ends. A step whose packages are missing is
-# skipped. Ends with 1 if a step failed; its output is FOLDER/logs/STEP.txt. What --quick makes is in
-# FOLDER/quick.
+# skipped. Ends with 1 if a step failed; its output is FOLDER/logs/STEP.txt. Ends with 2, and makes
+# nothing, if a step is unknown. What --quick makes is in FOLDER/quick. PYTHON names the
+# interpreter.
 set -uo pipefail
 
 out=${1:?usage: benchmarks/all.sh FOLDER [--quick] [STEP ...]}
 shift
+# Paths are relative to the folder of the caller, commands run in that of the repository.
+[[ $out = /* ]] || out=$PWD/$out
+python=${PYTHON:-python}
+# PATH says where a name without a slash is.
+[[ $python != */* || $python = /* ]] || python=$PWD/$python
 quick=
 # A folder of its own: the least of a step is not the step.
 [ "${1:-}" = --quick ] && { quick=1; out=$out/quick; shift; }
 wanted=" $* "
-python=${PYTHON:-python}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-mkdir -p "$out"/{logs,data,packed,pools}
 failed=()
 # Our method in the benchmark of operators: with as many seconds as stock, or the one that is quick.
 ours=$([ -z "$quick" ] && echo long || echo default)
@@ -102,15 +106,17 @@ ablation() {
 }
 peers() {
   if full; then
-    bench budgets "$out/peers" --budgets 30s 60s --reference 10m
     bench peers "$out/peers" --budget 60s
     bench peers "$out/peers" --budget 10m
     bench peers "$out/peers" --budget 60s --picture "$out/peers.svg"
     bench peers "$out/others" --budget 60s --others
+    # Last, because it ends with 1 if a run of a network fails.
+    bench budgets "$out/peers" --budgets 30s 60s --reference 10m --models ppocr_{det,rec,cls} \
+      resnet18 mobilenet_v2 mobilenet_v3_small efficientnet_b0 encoder
   else
-    bench budgets "$out/peers" --models ppocr_cls --budgets 30s --reference 40s --seeds 0 --rounds 1
     bench peers "$out/peers" --models ppocr_cls --budget 30s --timings 1
     bench peers "$out/peers" --budget 30s --picture "$out/peers.svg"
+    bench budgets "$out/peers" --models ppocr_cls --budgets 30s --reference 40s --seeds 0 --rounds 1
   fi
 }
 gap() {
@@ -159,8 +165,8 @@ figures() {
   bench figures familyseer --bench "$out/packed/families" --out "$out/figures"
 }
 warm_starts() {
-  local quick=(--budget 25s --warm-budget 20s --rounds 0) short=(--budget 6m --warm-budget 80s)
-  full || { bench micro.warm_start resnet18 --out "$out/warm-resnet18" "${quick[@]}"; return; }
+  local least=(--budget 25s --warm-budget 20s --rounds 0) short=(--budget 6m --warm-budget 80s)
+  full || { bench micro.warm_start resnet18 --out "$out/warm-resnet18" "${least[@]}"; return; }
   bench micro.warm_start resnet18 --out "$out/warm-ten-minutes" --budget 10m
   bench micro.warm_start resnet18 --sibling resnet34 --sibling resnet50 \
     --out "$out/warm-resnet18" "${short[@]}"
@@ -211,24 +217,43 @@ first_trial() {
     --out "$out/preparation.json"
 }
 
-step operators
-step first_trials
-step networks
-step ablation
-models=(onnx onnxruntime rapidocr_onnxruntime)
-full && models+=(torch torchvision timm transformers onnxscript)
-step peers openvino "${models[@]}"
-step gap openvino "${models[@]}"
-step preparation openvino "${models[@]}"
-step zoo onnx onnxruntime
-step schedulers
-step figures
-step warm_starts
-step starter_records $(full && echo torch torchvision onnx onnxruntime rapidocr_onnxruntime)
-step measuring
-step ranking
-step long_runs
-step many_devices
-step first_trial
+# each_step DO: call DO with the name of each step and the packages that it needs.
+each_step() {
+  local models=(onnx onnxruntime rapidocr_onnxruntime)
+  full && models+=(torch torchvision timm transformers onnxscript)
+  "$1" operators
+  "$1" first_trials
+  "$1" networks
+  "$1" ablation
+  "$1" peers openvino "${models[@]}"
+  "$1" gap openvino "${models[@]}"
+  "$1" preparation openvino "${models[@]}"
+  "$1" zoo onnx onnxruntime
+  "$1" schedulers
+  "$1" figures
+  "$1" warm_starts
+  "$1" starter_records $(full && echo torch torchvision onnx onnxruntime rapidocr_onnxruntime)
+  "$1" measuring
+  "$1" ranking
+  "$1" long_runs
+  "$1" many_devices
+  "$1" first_trial
+}
+
+names=()
+remember() { names+=("$1"); }
+is_step() {
+  local name
+  for name in "${names[@]}"; do
+    [ "$name" = "$1" ] && return
+  done
+  return 1
+}
+each_step remember
+for each in "$@"; do
+  is_step "$each" || { echo "no step '$each'; steps are ${names[*]}" >&2; exit 2; }
+done
+mkdir -p "$out"/{logs,data,packed,pools}
+each_step step
 
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }

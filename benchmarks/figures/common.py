@@ -9,12 +9,29 @@ from collections.abc import Sequence
 from benchmarks.charts import Chart, Line
 from benchmarks.journals import Bench
 from benchmarks.methods import METHOD_SETS, METHODS
+from benchmarks.plan import RunSpec
 from benchmarks.stats import Curve, median_curve
 
 
 def label_of(method: str) -> str:
     """Return what a legend calls a method."""
     return f"{method}: {METHODS[method].what}" if method in METHODS else method
+
+
+def ends_of_runs(bench: Bench, workloads: Sequence[str]) -> str:
+    """Return after how many seconds or trials the runs of each method end."""
+    found = []
+    for method in bench.methods:
+        runs = [run for workload in workloads for run in bench.of(workload, method)]
+        if ends := dict.fromkeys(_end_of(run.spec) for run in runs):
+            found.append(f"{method} after {' or '.join(ends)}")
+    return ", ".join(found)
+
+
+def _end_of(spec: RunSpec) -> str:
+    seconds = [] if spec.budget_sec is None else [f"{spec.budget_sec:g} s"]
+    trials = [] if spec.trials is None else [f"{spec.trials} trials"]
+    return " or ".join([*seconds, *trials])
 
 
 def curve_lines(label: str, curves: Sequence[Curve]) -> list[Line]:

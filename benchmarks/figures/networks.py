@@ -6,6 +6,7 @@ import math
 
 from benchmarks.charts import Bars, Figure
 from benchmarks.entries import BASELINE
+from benchmarks.figures.common import ends_of_runs
 from benchmarks.journals import FINAL, Bench, median_of
 from benchmarks.results import anew, passage
 from benchmarks.stats import median_interval
@@ -30,8 +31,10 @@ def network_latency(bench: Bench) -> Figure:
     caption = (
         "Latency of networks, batch 1, fp32, medians over seeds, all timed in the same rounds. "
         "AdaTune's figure 7 and DynaTune's figure 11 compare TVM without tuning, AutoTVM and "
-        "theirs after each had all its trials; here stock and ours had the same seconds and "
-        "the same prepared graph, and PyTorch is what one would run instead."
+        "theirs after each had all its trials; here runs end by seconds or trials "
+        f"({ends_of_runs(bench, _networks(bench))}). The graph is prepared by the options of each "
+        "method, for stock with every convolution in its direct form only. PyTorch is what one "
+        "would run instead."
     )
     return Figure("network-latency", caption, tuple(panels))
 
@@ -60,7 +63,7 @@ def network_time(bench: Bench) -> Figure:
         "Seconds until the latency as timed anew is within 3 % of the baseline's final one of "
         "the same seed, medians over seeds; where that is a bound, it has its sign. "
         "AdaTune's figure 8 gives the hours that AutoTVM and AdaTune need for all their trials; "
-        "here runs end by the clock."
+        f"here runs end by seconds or trials ({ends_of_runs(bench, _networks(bench))})."
     )
     return Figure("network-time", caption, tuple(panels))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.charts import Bars, Figure
+from benchmarks.figures.common import ends_of_runs
 from benchmarks.journals import Bench, median_of
 
 PARTS = ("start", "propose", "build", "measure", "learn")
@@ -26,8 +27,8 @@ def time_breakdown(bench: Bench) -> Figure:
         "Seconds of a run by what they were spent on, medians over seeds. AdaTune's figures 2 "
         "and 9 and DynaTune's figure 12 split AutoTVM's tuning into hardware measurement, "
         "search and model; MetaSchedule builds separately from measuring and sets its tasks "
-        "up first, and both are shown. Of operators, each bar is the whole run, whose number of "
-        "trials the method sets; runs of a network have the same seconds."
+        "up first, and both are shown. Each bar is the whole run, which ends by seconds or trials "
+        f"({ends_of_runs(bench, bench.workloads)})."
     )
     return Figure("time-breakdown", caption, tuple(panels))
 

@@ -165,7 +165,8 @@ def tune_once(spec: dict[str, Any]) -> None:
         work_dir=spec["out"],
         budget_sec=spec["budget_sec"],
         seed=spec["seed"],
-        config=DEFAULT.replace(store=spec["store"], use_all=True),
+        # A store brings starter records with it, which a run without one does not have.
+        config=DEFAULT.replace(store=spec["store"], use_all=True, starter=False),
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -80,6 +81,27 @@ def test_the_ablation_names_the_rungs_that_the_benchmark_has(
         write_run(spec(method), [(5.0, 4.0, 32)], 50.0)
     caption = ablation_by_trials(load_bench(write_bench())).caption
     assert "does not have: persistent builder, search on knobs." in caption
+
+
+@pytest.mark.parametrize("name", ["adatune-2", "adatune-7", "adatune-8"])
+def test_a_caption_says_when_the_runs_of_each_method_ended(
+    name: str, spec: Spec, write_run: Write, write_bench: Write
+) -> None:
+    given: dict[str, tuple[float | None, int | None]] = {
+        "stock": (3420.0, None),
+        "default": (180.0, None),
+        "no-race": (None, 640),
+    }
+    for method, (budget_sec, trials) in given.items():
+        each = dataclasses.replace(
+            spec(method, 0, "resnet18"), budget_sec=budget_sec, trials=trials
+        )
+        write_run(each, [(5.0, 4.0, 32)], 50.0)
+    caption = FIGURES[name].make(load_bench(write_bench(workload="resnet18"))).caption
+    for end in ("stock after 3420 s", "default after 180 s", "no-race after 640 trials"):
+        assert end in caption
+    assert "same seconds" not in caption
+    assert "same prepared graph" not in caption
 
 
 @pytest.mark.parametrize(("n_panels", "n_columns", "n_rows"), [(1, 1, 1), (4, 2, 2), (5, 3, 2)])

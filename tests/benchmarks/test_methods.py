@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 
+import benchmarks
 from benchmarks.configs import config_of
 from benchmarks.methods import LADDER, METHOD_SETS, METHODS, STOCK, Method, choose_methods
 from benchmarks.torch_models import TORCH_MODELS
@@ -61,6 +63,18 @@ def test_stock_can_choose_only_how_a_network_is_prepared() -> None:
             assert set(method.changes) <= set(config_of(method).preparation)
             # Every form would get trials, though one of each convolution is deployed.
             assert not config_of(method).preparation["forms"]
+
+
+def test_the_page_names_what_stock_is_prepared_without() -> None:
+    ours = config_of(METHODS["default"]).preparation
+    page = (Path(benchmarks.__file__).parent / "README.md").read_text()
+    section = page.split("### What makes the comparison fair\n")[1].split("\n### ")[0]
+    named = {key for key in ours if f"`{key}`" in section}
+    assert named
+    for method in METHODS.values():
+        if method.tuner == STOCK:
+            theirs = config_of(method).preparation
+            assert {key for key in ours if ours[key] != theirs[key]} == named
 
 
 def test_sets_name_methods_and_workloads_that_are_there() -> None:

@@ -19,6 +19,12 @@ from tvm_adaptive.tuning.manifest import MANIFEST_FILE
 from tvm_adaptive.tuning.outcome import Comparison, PeerTiming
 
 SVG = "{http://www.w3.org/2000/svg}"
+PAGE = Path(command.__file__).parents[1] / "README.md"
+# Folders of the page's tables; `peers-60s` has an earlier state.
+KEPT = (
+    *("peers-60s-intel", "peers-60s-avx2", "peers-600s-intel", "peers-600s-avx2"),
+    *("others-60s", "others-60s-avx2"),
+)
 
 
 def comparison(tuned_secs: list[float], ort_secs: list[float]) -> dict[str, Any]:
@@ -50,6 +56,24 @@ def test_the_table_has_the_mean_and_what_failed() -> None:
     assert "Geometric mean of the best peer's ratio: 1.75 (2 models)." in text
     assert "| net | 60 s | no memory |" in text
     assert "17.50 (10.00 to 20.00)" in text
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+@pytest.mark.parametrize("folder", KEPT)
+def test_the_page_has_the_lines_of_the_rows_that_are_kept(folder: str) -> None:
+    page = [cells_of(line) for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    path = PAGE.parent / "results" / folder / command.ROWS_FILE
+    kept = command.read_rows(path, "model", "budget_sec", "seed")
+    assert len(kept) >= 7
+    for row in map(row_of, kept.values()):
+        model, _, ours, *peers, best, _ = cells_of(table([row]).splitlines()[2])
+        if folder.startswith("others"):  # files of ONNX, which PyTorch does not read
+            peers = [each or "cannot open it" for each in peers[:2]]
+        line = [ours, *peers, best, f"{row.max_abs:.1g}"]
+        assert line in [each[-len(line) :] for each in page if each[0].split(" ")[0] == model]
 
 
 def test_the_picture_has_a_mark_per_framework_left_and_right_of_equal(tmp_path: Path) -> None:

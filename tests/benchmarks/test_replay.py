@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import benchmarks
 from benchmarks.scheduler.replay import STANDARD, summarise
 from benchmarks.stats import Interval, exactly
 
 FIVE, ONE = "to_5_sec", "to_1_sec"
+PAGE = Path(benchmarks.__file__).with_name("README.md")
 
 
 def row(network: str, policy: str, sec: Interval) -> dict[str, Any]:
@@ -18,6 +21,9 @@ def row(network: str, policy: str, sec: Interval) -> dict[str, Any]:
 def test_the_standard_policies_are_those_of_the_page() -> None:
     assert len(STANDARD) == 15
     assert {"default", "paper, quadrature", "ucb", "default, records", "oracle"} <= set(STANDARD)
+    table = PAGE.read_text().split("| policy | to 5 %, x |")[1].split("\n\n")[0]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
+    assert {name for name in names if "(removed since)" not in name} == {*STANDARD, "paper"}
 
 
 def test_a_network_where_a_policy_never_got_there_is_its_worst() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.micro.agreement import table as agreement_table
-from benchmarks.micro.warm_start import plan, row, table, time_pair, time_to
+from benchmarks.micro.warm_start import plan, row, table, time_pair, time_to, tune_once
 from tests.benchmarks.conftest import write_journal
 from tvm_adaptive.models import BUILTIN
+from tvm_adaptive.tuning.config import TuneConfig
 
 PAIRS = [("cold", "warm")]
 CURVE = [(5.0, 30.0), (10.0, 20.0), (40.0, 16.0)]
@@ -76,6 +77,22 @@ def test_every_warm_run_knows_what_the_first_one_left_and_no_more(tmp_path: Path
     assert runs[f"{sized}-cold"]["sizes"] == {"width": 32, "image_size": 64}
     options.no_again, options.warm_budget = True, None
     assert [spec["name"] for spec in plan(options)][:2] == ["cold", "resnet50-cold"]
+
+
+@pytest.mark.parametrize("store", ["none", "records.db"])
+def test_runs_with_and_without_memory_begin_without_starter_records(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: list[TuneConfig] = []
+
+    def tune(*_network: Any, config: TuneConfig, **_: Any) -> None:
+        configs.append(config)
+
+    monkeypatch.setattr("benchmarks.micro.warm_start.tune_relax", tune)
+    monkeypatch.setitem(BUILTIN, "n", lambda: SimpleNamespace(mod=None, params={}))
+    run = {"network": "n", "sizes": {}, "store": store, "out": "", "budget_sec": 60.0, "seed": 0}
+    tune_once(run)
+    assert [(each.store, each.starter) for each in configs] == [(store, False)]
 
 
 def test_networks_of_a_pair_are_compared_round_by_round(tmp_path: Path) -> None:
