@@ -45,10 +45,14 @@ def test_no_valid_program_breaks_a_limit_and_most_invalid_ones_do(
     limited = sketches.space
     unlimited = KnobSpace(limited.sketches, limited.names)
     drawn = [unlimited.draw(rng) for _ in range(N_DRAWN)]
-    valid = [found[0] for found in sketches.replay(drawn, rng) if found is not None]
-    assert all(limited.allows(point) for point in valid)
+    found = sketches.replay(drawn, rng)
+    assert all(limited.allows(each[0]) for each in found if each is not None)
+    invalid = [point for point, each in zip(drawn, found, strict=True) if each is None]
+    n_refused = sum(not limited.allows(point) for point in invalid)
+    # Reductions across threads split no loop into tiles, so that nothing bounds their decisions.
+    assert n_refused > len(invalid) / 2 or name == "SFM"
     allowed = [limited.draw(rng) for _ in range(N_DRAWN)]
-    n_valid = sum(found is not None for found in sketches.replay(allowed, rng))
+    n_valid = sum(each is not None for each in sketches.replay(allowed, rng))
     assert n_valid >= N_DRAWN / 10
 
 

@@ -145,12 +145,19 @@ def test_all_attempts_record_on_one_scale(tmp_path: Path, slowness: float) -> No
     assert [mean_sec(each) for each in records] == pytest.approx([*map(latency_sec, keys)])
 
 
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """The records of an attempt, to be read only."""
+    database = memory_database()
+    attempt(tmp_path_factory.mktemp("earlier"), database, 1.0, 1)
+    return database
+
+
 class Built:
     """A builder that adds earlier kernels, with some records to choose from."""
 
-    def __init__(self, folder: Path) -> None:
-        self.database = memory_database()
-        attempt(folder, self.database, 1.0, 1)
+    def __init__(self, folder: Path, database: Database) -> None:
+        self.database = database
         self.context = task()
         mod, target = self.context.mod, self.context.target
         self.records = sane_records(self.database, mod, target)
@@ -166,8 +173,8 @@ class Built:
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return Built(tmp_path)
+def built(tmp_path: Path, earlier: Database) -> Built:
+    return Built(tmp_path, earlier)
 
 
 def test_only_the_first_batch_has_a_kernel_beside_it(built: Built, tmp_path: Path) -> None:

@@ -29,9 +29,11 @@ from tvm_adaptive.tuning.config import FinishConfig
 from tvm_adaptive.workers.environment import Environment
 from tvm_adaptive.workers.scratch import remove_abandoned
 
+pytestmark = pytest.mark.usefixtures("brief_timings")
+
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def compiled(brief_timings, tmp_path_factory):
     """A network that was tuned, and the same compiled from the records of that."""
     folder = tmp_path_factory.mktemp("embedded")
     (folder / "embedded.py").write_text(FACTORY)
@@ -193,12 +195,16 @@ def test_errors_name_a_journal_that_is_there(compiled, tmp_path, monkeypatch, fa
     assert ("apply.jsonl" in str(raised.value)) == keeps
 
 
-def test_a_model_counts_as_tuned_only_in_its_store_and_where_it_was_measured(monkeypatch):
+def test_a_model_counts_as_tuned_only_in_its_store_and_where_it_was_measured(monkeypatch, tmp_path):
     network, target = Network("net", IRModule({}), {}, {}, {}), embedding.resolve_target("cpu")
     config = tvm_adaptive.TuneConfig()
     monkeypatch.setattr(embedding, "content_of", lambda _: "relax:1")
     here = embedding._key_of(network, target, config)
     assert here == embedding._key_of(network, target, config)
+    one, other = (config.replace(store=str(tmp_path / name)) for name in ("one.db", "other.db"))
+    with RecordStore(one.store) as store:
+        store.note_tuned(here)
+    assert [embedding._was_tuned(here, each) for each in (one, other)] == [True, False]
     loose = config.replace(finish=FinishConfig(rtol=0.1))
     assert embedding._key_of(network, target, loose) == ""
     elsewhere = Environment("another processor, 2 cores", "0.27.0", "0.1.14")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +19,13 @@ from tests.tuning.runs import QUICK
 from tvm_adaptive import tune
 from tvm_adaptive._tvm import Target
 from tvm_adaptive._tvm.runtime_files import architecture_of, header_folder
+from tvm_adaptive.models import Network, compile_network, export, prepare
+from tvm_adaptive.models.frontend import ModelReader, load
+from tvm_adaptive.tuning import deploy
 from tvm_adaptive.tuning.deploy import apply
 from tvm_adaptive.tuning.manifest import Interface, TensorInfo
 from tvm_adaptive.tuning.native import _TEMPLATES, identifier_of, is_supported, model_header
+from tvm_adaptive.tuning.target import resolve_target
 from tvm_adaptive.values.cpu_features import CPU_FEATURES
 from tvm_adaptive.workers.environment import processor_flags
 
@@ -225,11 +232,18 @@ def test_networks_that_call_python_get_no_c_program(tmp_path):
     opset = [onnx.helper.make_opsetid("", 17)]
     model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=9)
     onnx.save(model, tmp_path / "net.onnx")
-    tune(str(tmp_path / "net.onnx"), work_dir=tmp_path / "run", trials=4, seed=1, config=QUICK)
-    observer = Notes()
-    applied = apply(str(tmp_path / "run"), out_dir=tmp_path / "deploy", observer=observer)
+    with contextlib.closing(ModelReader()) as reader:
+        network = load(str(tmp_path / "net.onnx"), reader=reader)
+    assert isinstance(network, Network)
+    target, folder, observer = resolve_target("cpu"), tmp_path / "deploy", Notes()
+    folder.mkdir()
+    compiled = compile_network(prepare(network, target), None, target)
+    export(compiled, folder / "net.so")
+    context: Any = SimpleNamespace(target=target, farm=None, work_dir=folder, observer=observer)
+    check: Any = SimpleNamespace(coverage="", covered=compiled.coverage, shortfall="")
+    applied = deploy._written(context, network, check, folder / "net.so", None)
     assert [path.name for path in applied.examples] == ["example.py"]
-    assert not list((tmp_path / "deploy").glob("*.[ch]*"))
+    assert not list(folder.glob("*.[ch]*"))
     (note,) = [each for each in observer.notes if each.startswith("no C program is written: ")]
     assert note.endswith("has in Python only: relax.run.nonzero")
 

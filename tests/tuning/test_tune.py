@@ -42,6 +42,19 @@ QUICK = TuneConfig(
 )
 
 
+# README's table: stock names, then those added here.
+NAMES = {
+    "cost_model": ("xgb", "mlp", "random", "rfei", "rfei-family"),
+    "strategy": ("evolutionary", "replay-trace", "replay-func", "adaptive"),
+    "runner": ("local", "rpc", "adaptive", "adaptive-rpc"),
+    "builder": ("local", "persistent"),
+    "task_scheduler": (
+        *("gradient", "round-robin", "dynatune", "random", "linear", "epsilon-greedy", "softmax"),
+        *("adaptive-round-robin", "adaptive-gradient"),
+    ),
+}
+
+
 def gmm():
     return tvm.IRModule({"main": create_te_workload("GMM", 0)})
 
@@ -187,9 +200,10 @@ def test_a_module_without_main_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [(part, name) for part in registry.PARTS for name in registry.names(part)],
+    [(part, name) for part, names in NAMES.items() for name in names],
 )
 def test_every_name_of_every_part_passes_the_check(part, name):
+    assert set(registry.names(part)) == set(NAMES[part])
     check_names(TuneConfig().replace(**{part: name}))
 
 
@@ -379,7 +393,7 @@ class InterruptAtOnce(NoObserver):
 
 
 def test_without_a_store_nothing_is_kept(tmp_path):
-    tune("te:GMM", work_dir=tmp_path, trials=4, seed=1, config=DEFAULT.replace(store="none"))
+    tune("te:GMM", work_dir=tmp_path, trials=4, seed=1, config=QUICK.replace(store="none"))
     assert not user_store().exists()
     assert not [e for e in read_journal(tmp_path / "journal.jsonl") if e["event"] == "recalled"]
 

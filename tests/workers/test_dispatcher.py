@@ -101,7 +101,7 @@ def test_what_is_put_back_is_next(office: Office) -> None:
 
     office.before = lose_once
     assert answers(office.dispatcher.submit([1, 2, 3])) == [2, 4, 6]
-    assert office.begun.count(1) == 2
+    assert office.begun == [0, 1, 1, 2]
 
 
 def test_an_error_in_a_worker_is_an_answer(office: Office) -> None:

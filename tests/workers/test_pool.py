@@ -550,20 +550,35 @@ def test_no_orphan_after_the_parent_dies(sig):
         parent.stdout.close()
 
 
-def test_an_interrupt_kills_the_busy_workers(make_pool):
-    pool = make_pool(2)
+def note_and_sleep(folder):
+    (Path(folder) / str(os.getpid())).touch()
+    time.sleep(1000)
+
+
+def test_an_interrupt_kills_the_busy_workers(make_pool, tmp_path):
+    pool, is_over = make_pool(2), threading.Event()
+
+    def interrupt_the_busy():
+        eventually(lambda: is_over.is_set() or len(os.listdir(tmp_path)) == 2)
+        if not is_over.is_set():
+            os.kill(os.getpid(), signal.SIGUSR1)
+
     # Not the alarm, which may be the time limit of this test.
     handler = signal.signal(signal.SIGUSR1, _interrupt)
     before = open_files()
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
+    thread = threading.Thread(target=interrupt_the_busy)
+    thread.start()
     try:
         with pytest.raises(KeyboardInterrupt, match="now"):
-            pool.map(time.sleep, [(1000,), (1000,)], 2000.0)
+            pool.map(note_and_sleep, [(str(tmp_path),)] * 2, 2000.0)
     finally:
-        timer.cancel()
+        is_over.set()
+        thread.join()
         signal.signal(signal.SIGUSR1, handler)
     assert open_files() == before
+    workers = [int(name) for name in os.listdir(tmp_path)]
+    assert len(workers) == 2
+    assert all(gone(worker) for worker in workers)
 
 
 def _interrupt(*_):

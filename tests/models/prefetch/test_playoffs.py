@@ -99,8 +99,18 @@ def test_the_fastest_form_stands_for_the_winner(
     assert reported["candidates"][0]["prefetches"] == (hint is not None)
 
 
-def test_variants_are_timed_as_they_will_run(builder: Any, pool: WorkerPool) -> None:
+def test_variants_are_timed_as_they_will_run(
+    builder: Any, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_them, n_timed = playoff._time, list[int]()
+
+    def note(entries: Any, *limits: Any) -> Any:
+        n_timed.append(len(entries))
+        return time_them(entries, *limits)
+
+    monkeypatch.setattr(playoff, "_time", note)
     report = play(builder, pool)
+    assert n_timed == [1, 3]  # the winner, and the same beside its two variants
     assert report.winner is not None
     assert report.winner.playoff_sec > 0
     assert report.winner.stderr_sec >= 0

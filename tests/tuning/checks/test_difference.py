@@ -25,6 +25,8 @@ from tvm_adaptive.tuning.checks import difference, functions, peers
 from tvm_adaptive.tuning.checks import network as network_check
 from tvm_adaptive.tuning.checks.network import NetworkCheck
 
+pytestmark = pytest.mark.usefixtures("brief_timings")
+
 
 @pytest.mark.parametrize("is_timed", [True, False])
 def test_a_disagreement_names_the_place_and_the_function(

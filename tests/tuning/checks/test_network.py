@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -68,6 +69,8 @@ from tvm_adaptive.tuning.outcome import Comparison
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.values.forms import DIRECT, NO_FORM
 from tvm_adaptive.workers.pool import Outcome, WorkerPool
+
+pytestmark = pytest.mark.usefixtures("brief_timings")
 
 
 def on_farm(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
@@ -286,29 +289,48 @@ def test_an_untuned_network_that_nobody_would_run_is_no_reference(
     assert observer.notes[0].startswith("peers are left out")
 
 
+@pytest.fixture(scope="module")
+def first_attempt(
+    brief_timings: None, network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[bool], Path]:
+    """Return a function that makes a run's first attempt, here or on a farm; for copies of it."""
+
+    @functools.cache
+    def make(is_far: bool) -> Path:
+        folder = tmp_path_factory.mktemp("attempt")
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            session_in(folder, Budget(1000.0, Clock())) as here,
+        ):
+            session = on_farm(here, patch) if is_far else here
+            prepared, database = tuned(network, session)
+            with NetworkCheck(session, network, prepared) as check:
+                check.measure_untuned()
+                assert check.measure_tuned(database) is not None
+            fields = {"comparison": {"agree": True}, "coverage": "one of all", "interrupted": False}
+            session.journal.write("report", **fields)
+        assert check.library == folder / f"{network.name}.so"
+        return folder
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("is_refused", "is_far"), [(False, False), (True, False), (False, True), (True, True)]
 )
 def test_without_time_the_library_of_the_attempt_before_stays(
     tmp_path: Path,
     network: Network,
+    *,
+    first_attempt: Callable[[bool], Path],
     is_refused: bool,
     is_far: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    folder = Path(shutil.copytree(first_attempt(is_far), tmp_path / "run"))
+    before = (folder / f"{network.name}.so").read_bytes()
     clock = Clock()
-    with session_in(tmp_path, Budget(1000.0, clock)) as here:
-        session = on_farm(here, monkeypatch) if is_far else here
-        prepared, database = tuned(network, session)
-        with NetworkCheck(session, network, prepared) as check:
-            check.measure_untuned()
-            assert check.measure_tuned(database) is not None
-        fields = {"comparison": {"agree": True}, "coverage": "one of all", "interrupted": False}
-        session.journal.write("report", **fields)
-    assert check.library is not None
-    assert check.library.suffix == ".so"
-    before = check.library.read_bytes()
-    with session_in(tmp_path, Budget(1000.0, clock), resume=True) as here:
+    with session_in(folder, Budget(1000.0, clock), resume=True) as here:
         session = on_farm(here, monkeypatch) if is_far else here
         prepared, database = tuned(network, session)
         with NetworkCheck(session, network, prepared) as check:
@@ -318,7 +340,7 @@ def test_without_time_the_library_of_the_attempt_before_stays(
                 mod = extract(prepared, session.target)[0].dispatched[0]
                 record = make_record(mod, session.target, 1e-3)
                 refused = trial_of(record, failure="its results are wrong", run=session.run_id)
-                file = VerdictFile(tmp_path, str(TVM_VERSION))
+                file = VerdictFile(folder, str(TVM_VERSION))
                 file.add(task_of(mod, session.target, "main"), [refused])
             clock.now = 1000.0
             assert check.measure_tuned(database) is None
