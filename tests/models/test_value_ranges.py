@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -197,6 +198,14 @@ def test_a_mask_lets_everything_pass(make, value: int, dtype: str) -> None:
     # A name is worth less than the use, more than nothing.
     inputs = {"padding_mask": ((2, 8), dtype), "data": ((2, 8), "float32")}
     assert ranges_of(inputs, make)["padding_mask"] == (value, value)
+    # Of a mask that lets everything pass, a kernel that ignores it would seem right.
+    network = network_of(inputs, make)
+    one_sided = tuple(network.random_inputs())
+    for known in (network, dataclasses.replace(network, sample=one_sided)):
+        mask, data = known.telling_inputs()
+        assert (mask.dtype, set(mask.ravel().tolist())) == (dtype, {0, 1})
+        assert (mask[:, 0] == value).all()
+        np.testing.assert_array_equal(data, one_sided[1])
     assert ranges_of(inputs, mixed)["padding_mask"] == (1, 1)
 
 

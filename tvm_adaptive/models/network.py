@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from tvm_adaptive._tvm import (
 from tvm_adaptive.errors import InvalidOptionError
 from tvm_adaptive.models.value_ranges import input_ranges, output_scales
 from tvm_adaptive.values.agreement import is_float, largest_size, outputs_problem
+from tvm_adaptive.values.ranges import ONE, ZERO, Range
 from tvm_adaptive.workers.pool import WorkerPool
 
 # Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
@@ -109,13 +111,26 @@ class Network:
         return self.random_inputs(seed) if self.sample is None else list(self.sample)
 
     def telling_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
-        """Return the inputs, random ones for floats of a single number: it hides wrong elements."""
-        if self.sample is None:
-            return self.random_inputs(seed)
-        return [
-            drawn if is_float(own.dtype) and own.size > 1 and (own == own.flat[0]).all() else own
-            for own, drawn in zip(self.sample, self.random_inputs(seed), strict=True)
-        ]
+        """Return the inputs with several numbers in each: a single one hides wrong elements.
+
+        Such floats are random, and masks let only a part pass.
+        """
+        rng, drawn = np.random.default_rng(seed), self.random_inputs(seed)
+        found = []
+        for name, own, random in zip(self.input_shapes, self.sample or drawn, drawn, strict=True):
+            is_single = own.size > 1 and bool((own == own.flat[0]).all())
+            is_mask = self._input_ranges.get(name) in (ZERO, ONE)
+            if is_single and is_float(own.dtype):
+                found.append(random)
+            elif is_single and is_mask and own.flat[0] in (0, 1):
+                found.append(_partial(own, rng))
+            else:
+                found.append(own)
+        return found
+
+    @functools.cached_property
+    def _input_ranges(self) -> dict[str, Range]:
+        return input_ranges(main_of(self.mod), self.input_dtypes)
 
     def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Draw one input for each parameter of ``main``.
@@ -124,8 +139,7 @@ class Network:
         :func:`~tvm_adaptive.models.value_ranges.input_ranges` finds: indices are valid in
         their tables, masks let everything pass.
         """
-        rng = np.random.default_rng(seed)
-        ranges = input_ranges(main_of(self.mod), self.input_dtypes)
+        rng, ranges = np.random.default_rng(seed), self._input_ranges
         inputs = []
         for name, shape in self.input_shapes.items():
             if name in ranges:
@@ -173,6 +187,14 @@ class Network:
             outputs = _as_floats(outputs, spreads)
             expected = _as_floats(expected, spreads)
         return outputs_problem(outputs, expected, rtol, floors=floors, names=self.output_names)
+
+
+def _partial(mask: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Return a mask that lets only a part pass of what the given one lets pass, or the reverse."""
+    mixed = rng.integers(0, 2, mask.shape)
+    # The first of each row stays: the softmax of nothing is no number.
+    (mixed if mask.shape[-1] > 1 else mixed.reshape(-1))[..., 0] = mask.flat[0]
+    return mixed.astype(mask.dtype)
 
 
 def _is_rounding(value: Any) -> bool:
