@@ -209,6 +209,15 @@ def test_a_mask_lets_everything_pass(make, value: int, dtype: str) -> None:
     assert ranges_of(inputs, mixed)["padding_mask"] == (1, 1)
 
 
+def test_what_is_no_mask_stays_where_functions_are_checked() -> None:
+    index = network_of({"x": ((1, 16), "int64")}, lambda emit, x: op.take(table(1), x, 0))
+    assert index.telling_inputs()[0].max() == 0
+    lengths = network_of(
+        {"seq_len": ((4,), "int32")}, lambda emit, x: op.negative(emit(op.astype(x, "float32")))
+    )
+    np.testing.assert_array_equal(lengths.telling_inputs()[0], np.ones(4, "int32"))
+
+
 def test_without_a_hint() -> None:
     inputs = {"flag": ((4,), "bool"), "pixels": ((4,), "uint8"), "seq_len": ((4,), "int32"),
               "code": ((4,), "int8"), "step": ((4,), "int64"), "x": ((4,), "float32")}  # fmt: skip

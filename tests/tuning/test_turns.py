@@ -35,7 +35,9 @@ def context() -> Any:
 def timed(context: Any, monkeypatch: pytest.MonkeyPatch, secs: dict[int, Any]) -> dict[int, float]:
     """Time a network that takes so long with each number of threads."""
 
-    def time_in_turns(libraries: dict[int, Any], *_rest: Any) -> dict[int, list[float]]:
+    def time_in_turns(
+        libraries: dict[int, Any], *_rest: Any, **_options: Any
+    ) -> dict[int, list[float]]:
         for count in libraries:
             if isinstance(secs[count], Exception):
                 raise secs[count]
@@ -69,6 +71,46 @@ def test_what_was_timed_before_a_crash_is_kept(
     found = timed(context, monkeypatch, {4: 1.0, 2: 0.5, 1: WorkerError("it crashed")})
     assert found == {4: 1.0, 2: 0.5}
     assert context.observer.notes == ["numbers of threads are not compared: it crashed"]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "n_rounds"),
+    [
+        ([(1.0, 2.0)] * 7, 4),
+        ([(2.0, 1.0)] * 7, 4),
+        ([(1.0, 2.0), (2.0, 1.0)] * 3 + [(1.0, 2.0)], 7),
+        ([(2.0, 1.0), *[(1.0, 2.0)] * 6], 5),
+    ],
+)
+def test_rounds_end_when_a_majority_agrees(
+    rounds: list[tuple[float, float]], n_rounds: int
+) -> None:
+    """The median of all would lie on the same side."""
+    decided = [
+        turns._has_majority({2: [a for a, _ in rounds[:n]], 1: [b for _, b in rounds[:n]]})
+        for n in range(1, 8)
+    ]
+    assert decided.index(True) + 1 == n_rounds
+
+
+def test_turns_end_when_they_have_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "WorkerPool", lambda *_args, **_options: FakePool())
+    libraries = {1: (Path("a.so"), 1), 2: (Path("b.so"), 2)}
+    server: Any = object()
+    found = turns.time_in_turns(
+        libraries, [], 7, server, is_decided=lambda secs: len(secs[1]) == len(secs[2]) == 3
+    )
+    assert found == {1: [1.0] * 3, 2: [1.0] * 3}
+
+
+class FakePool:
+    """Time everything as a second."""
+
+    def map(self, *_arguments: Any) -> list[Any]:
+        return [SimpleNamespace(error=None, value=1.0)]
+
+    def close(self) -> None:
+        pass
 
 
 def test_an_interrupted_run_times_nothing(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,10 @@ def import_records(store: str, source: Path) -> tuple[str, int, int]:
 
 
 def _import_folder(opened: RecordStore, path: Path, folder: Path) -> tuple[int, int]:
-    """Add what a folder holds to a store at a path; count added and left out."""
+    """Add what a folder holds to a store at a path; count added and left out.
+
+    What a damaged store has added before that shows is not counted.
+    """
     own = folder / RUN_STORE
     environment = _environment_of(folder)
     counts: tuple[int, int] | None = None
@@ -280,17 +283,20 @@ def _import_store(store: RecordStore, source: Path) -> tuple[int, int]:
 def _copy_store(source: Path, copy: Path) -> None:
     """Copy a store's file: it may be read-only, in use, or of a format that others still read."""
     try:
-        if Path(f"{source}-shm").exists():  # another process may be writing to it
+        with open(source, "rb") as file:
+            has_log = file.read(19)[18:] == b"\x02"  # by SQLite's header
+        # Even a connection that only reads leaves files beside a store with a log at rest.
+        if not has_log or Path(f"{source}-shm").exists():
             uri = f"{source.as_uri()}?mode=ro"
             with (
-                # After a killed process, reading may need a right to write.
-                contextlib.suppress(sqlite3.OperationalError),
+                # After a killed process, reading may need a right to write. What is no database
+                # is refused when its copy is opened.
+                contextlib.suppress(sqlite3.DatabaseError),
                 contextlib.closing(sqlite3.connect(uri, uri=True)) as given,
                 contextlib.closing(sqlite3.connect(copy)) as taken,
             ):
                 given.backup(taken)
                 return
-        # Not by a connection: even one that only reads leaves files beside a store at rest.
         shutil.copyfile(source, copy)
         for log in ("-wal", "-journal"):
             if Path(f"{source}{log}").exists():

@@ -401,10 +401,12 @@ def add_accepted(
         try:
             add(task, piece)
         except StoreDataError as error:
+            if len(piece) <= 1:
+                refused += [error for _ in piece]
+                continue
             # What is refused takes the other rows of its transaction with it.
             half = len(piece) // 2
-            pieces += [piece[half:], piece[:half]] if half else []
-            refused += [error] * (len(piece) == 1)
+            pieces += [piece[half:], piece[:half]]
     if refused:
         logger.warning("%s %d rows of %s are left out.", refused[0], len(refused), task.name)
     return refused

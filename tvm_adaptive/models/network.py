@@ -27,9 +27,9 @@ from tvm_adaptive._tvm import (
     with_main,
 )
 from tvm_adaptive.errors import InvalidOptionError
-from tvm_adaptive.models.value_ranges import input_ranges, output_scales
+from tvm_adaptive.models.value_ranges import input_ranges, masks_in, output_scales
 from tvm_adaptive.values.agreement import is_float, largest_size, outputs_problem
-from tvm_adaptive.values.ranges import ONE, ZERO, Range
+from tvm_adaptive.values.ranges import Range
 from tvm_adaptive.workers.pool import WorkerPool
 
 # Of the scale of an output: ONNX Runtime's sigmoid, whose scale is 1, is wrong by some 1e-7
@@ -111,18 +111,17 @@ class Network:
         return self.random_inputs(seed) if self.sample is None else list(self.sample)
 
     def telling_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
-        """Return the inputs with several numbers in each: a single one hides wrong elements.
+        """Return the inputs, but floats and masks of a single number, which hides wrong elements.
 
-        Such floats are random, and masks let only a part pass.
+        Such floats are random instead, and such masks let only a part pass.
         """
         rng, drawn = np.random.default_rng(seed), self.random_inputs(seed)
         found = []
         for name, own, random in zip(self.input_shapes, self.sample or drawn, drawn, strict=True):
             is_single = own.size > 1 and bool((own == own.flat[0]).all())
-            is_mask = self._input_ranges.get(name) in (ZERO, ONE)
             if is_single and is_float(own.dtype):
                 found.append(random)
-            elif is_single and is_mask and own.flat[0] in (0, 1):
+            elif is_single and name in self._masks and own.flat[0] in (0, 1):
                 found.append(_partial(own, rng))
             else:
                 found.append(own)
@@ -131,6 +130,10 @@ class Network:
     @functools.cached_property
     def _input_ranges(self) -> dict[str, Range]:
         return input_ranges(main_of(self.mod), self.input_dtypes)
+
+    @functools.cached_property
+    def _masks(self) -> frozenset[str]:
+        return masks_in(main_of(self.mod), self._input_ranges)
 
     def random_inputs(self, seed: int = 0) -> list[npt.NDArray[Any]]:
         """Draw one input for each parameter of ``main``.

@@ -53,6 +53,21 @@ def input_ranges(main: relax.Function, dtypes: Mapping[str, str]) -> dict[str, R
     return found
 
 
+def masks_in(main: relax.Function, ranges: Mapping[str, Range]) -> frozenset[str]:
+    """Return the inputs whose range lets everything pass, and that may be 0 or 1 anywhere."""
+    flow = _Flow(main)
+    keys = {str(each.name): handle(each) for each in main.params}
+    values = flow.values({keys[name]: [known] for name, known in ranges.items()})
+    return frozenset(
+        name
+        for name, known in ranges.items()
+        if known in (ZERO, ONE)
+        and not _LENGTH_NAME.fullmatch(name)
+        # An index into a table of one row is none.
+        and _Use(flow, keys[name], values).fits(ZERO_OR_ONE)
+    )
+
+
 def output_scales(main: relax.Function) -> list[float]:
     """Return the largest magnitude that each output can have; 0 where it is not known."""
     flow = _Flow(main)

@@ -27,7 +27,7 @@ from tvm_adaptive.tuning.budget import Budget
 from tvm_adaptive.tuning.checks.model import Check, tasks_and_check
 from tvm_adaptive.tuning.config import DEFAULT, TuneConfig, replaced
 from tvm_adaptive.tuning.finals.decision import checked_database
-from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of_run, finalists_of_store
+from tvm_adaptive.tuning.finals.finalists import Finalists, finalists_of_store, finalists_to_apply
 from tvm_adaptive.tuning.finals.form_choice import FormChoice, as_decided
 from tvm_adaptive.tuning.foreign_files import library_names, refuse_foreign
 from tvm_adaptive.tuning.manifest import (
@@ -154,7 +154,7 @@ def apply(
     _refuse_others(out_dir, (MANIFEST_FILE, PYTHON_EXAMPLE, *PLAIN_NAMES))
     run = Path(what) if (Path(what) / JOURNAL_FILE).is_file() else None
     if run is None:
-        _refuse_folder(what)
+        _refuse_path(what)
     history = History()
     if run is not None:
         options, history = read_settings(run)
@@ -184,12 +184,12 @@ def apply(
         for note in notes:
             context.observer.note(note)
         with _records(run, context, environment) as records:
-            compiled = _compiled(context, model, records, chosen_forms=_forms_in_use(history))
+            compiled = _compiled(context, model, records, chosen_forms=_chosen_forms(history))
         assert compiled is not None
         return _written(context, model, *compiled)
 
 
-def _refuse_folder(what: str) -> None:
+def _refuse_path(what: str) -> None:
     """Raise InvalidOptionError for a path that is neither a run's nor a model's."""
     is_path = Path(what).is_dir() or ("/" in what and Path(what).suffix not in FORMATS)
     if is_path and not (what in BUILTIN or is_factory(what)):
@@ -315,7 +315,7 @@ def _records(
     """Open a run's records, or the store's; yield what returns those of some tasks, if any."""
     if run is not None:
         finish = context.config.finish
-        yield functools.partial(finalists_of_run, run, context.target, finish=finish)
+        yield functools.partial(finalists_to_apply, run, context.target, finish=finish)
         return
     with open_store(context.config.store, environment) as store:
         yield (
@@ -432,8 +432,8 @@ def _library_of(
     return library
 
 
-def _forms_in_use(history: History) -> dict[str, str]:
-    """Return the form of each group that a run has compared in its library; {} if unknown."""
+def _chosen_forms(history: History) -> dict[str, str]:
+    """Return the form that a run has chosen of each group at its end; {} if it has not ended."""
     tasks = (history.report or {}).get("tasks") or []
     used = [task for task in tasks if task.get("group") and task.get("is_used")]
     return {str(task["group"]): str(task["form"]) for task in used}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from tvm_adaptive.workers.pool import WorkerPool
 K = TypeVar("K", str, int)
 
 _UNBOUND = {"TVM_BIND_THREADS": "0"}
-# An odd number, whose median is one of them.
+# An odd number, of which a majority decides.
 _COUNT_ROUNDS = 7
 # Four repeats: enough for a median.
 _TURN_SEC = 0.2
@@ -36,8 +36,13 @@ def time_in_turns(
     inputs: Sequence[Any],
     n_rounds: int,
     server: ForkServer | None = None,  # starts the processes
+    *,
+    is_decided: Callable[[Mapping[K, Sequence[float]]], bool] = lambda _: False,
 ) -> dict[K, list[float]]:
-    """Return the seconds of an inference in each round; each library has a process of its own."""
+    """Return the seconds of an inference in each round; each library has a process of its own.
+
+    Rounds end early when those so far have decided.
+    """
     secs: dict[K, list[float]] = {name: [] for name in libraries}
     with contextlib.ExitStack() as stack:
         if server is None:
@@ -60,7 +65,16 @@ def time_in_turns(
                     raise outcome.error
                 if number:
                     secs[name].append(outcome.value)
+            if is_decided(secs):
+                break
     return secs
+
+
+def _has_majority(secs: Mapping[K, Sequence[float]]) -> bool:
+    """Say whether so many rounds agree which of two is faster that the others change nothing."""
+    first, second = secs.values()
+    n_won = sum(a <= b for a, b in zip(first, second, strict=True))
+    return max(n_won, len(first) - n_won) > _COUNT_ROUNDS // 2
 
 
 def time_thread_counts(
@@ -77,7 +91,9 @@ def time_thread_counts(
         fewer = n_threads // 2
         pair = {count: (library, count) for count in (n_threads, fewer)}
         try:
-            secs = time_in_turns(pair, inputs, _COUNT_ROUNDS, context.server)
+            secs = time_in_turns(
+                pair, inputs, _COUNT_ROUNDS, context.server, is_decided=_has_majority
+            )
         except WorkerError as error:
             context.observer.note(f"numbers of threads are not compared: {summary_line(error)}")
             context.journal.write("error", where="threads", message=str(error))

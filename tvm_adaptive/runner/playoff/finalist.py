@@ -96,7 +96,7 @@ def is_refutation(disqualified: str) -> bool:
 def refuted_ms(event: Mapping[str, Any]) -> list[float]:
     """Return the recorded milliseconds of the candidates that a ``playoff`` event says are refuted.
 
-    A draft, which was no trial, has none.
+    Those of a draft, which was no trial, match none.
     """
     return [
         float(each["recorded_ms"])

@@ -33,15 +33,12 @@ from tvm_adaptive.runner.playoff.playoff import (
     without_playoff,
 )
 from tvm_adaptive.tuning.checks.library import LibraryCheck
-from tvm_adaptive.tuning.finals.finalists import Finalists, beaten_by, finalists_of
+from tvm_adaptive.tuning.finals.finalists import N_STAKED, Finalists, beaten_by, finalists_of
 from tvm_adaptive.tuning.finals.form_choice import FormChoice, work_of
 from tvm_adaptive.tuning.finals.playoffs import UNDECIDED, checked_now, hold_playoffs
 from tvm_adaptive.tuning.outcome import TaskOutcome
 from tvm_adaptive.tuning.session import RunContext, Session
 from tvm_adaptive.tuning.warm_start import VerdictRecorder
-
-# Of a task's records, what its stake follows from: the best two.
-_N_STAKED = 2
 
 # A schedule for a task without trials; None where there is none.
 Draft: TypeAlias = Callable[[TuneContext, np.random.Generator], TuningRecord | None]
@@ -68,7 +65,7 @@ def decide(
     budget = session.budget
     if is_second:  # all is compiled and checked again
         session.update_reserve(progress)
-    n_records = _N_STAKED if budget.checks_network or budget.interrupted else None
+    n_records = N_STAKED if budget.checks_network or budget.interrupted else None
     recorded = finalists_of(session, tasks, run_database, n_records=n_records)
     add_drafts = None
     if budget.checks_network and not budget.interrupted:
@@ -245,7 +242,7 @@ def _check_others(
     found, problems = _check_together(check, left, winners)
     for index, report in found.items():
         recorder.add(report, beaten=beaten_by(report, left[index]))
-        _note_refuted(session, report, report.finalists)
+        _note_refuted(session, report.task_name, report.finalists)
         lost = [each for each in reports[index].finalists if each.disqualified]
         reports[index] = report.with_lost(lost)
     for index, problem in problems.items():
@@ -253,11 +250,11 @@ def _check_others(
         lost = [dataclasses.replace(winner, disqualified=problem)]
         reports[index] = dataclasses.replace(reports[index], finalists=(*others, *lost))
         recorder.add(reports[index])
-        _note_refuted(session, reports[index], lost)
+        _note_refuted(session, reports[index].task_name, lost)
     lost_tasks = [index for index in (*left, *problems) if reports[index].winner is None]
     if problems or any(not each.finalists[0].unchecked for each in found.values()):
         session.budget.network_checked(len(lost_tasks))  # else nothing may be compiled
-    whole = _complete_in_time(session, {index: finalists[index] for index in lost_tasks})
+    whole = _complete_in_time(session, {i: left.get(i, finalists[i]) for i in lost_tasks})
     failed = {index: each.without(reports[index].finalists) for index, each in whole.items()}
     if failed:
         for index, report in hold_playoffs(session, failed, recorder).items():
@@ -281,12 +278,12 @@ def _left_to_check(
     return left
 
 
-def _note_refuted(session: Session, report: FinalistReport, checked: Sequence[Finalist]) -> None:
+def _note_refuted(session: Session, task_name: str, checked: Sequence[Finalist]) -> None:
     """Write an event that names what the check within the network has refuted of a task."""
     if any(each.is_refuted for each in checked):
         # The seconds are those of the check, which has an event of its own.
-        found = FinalistReport(report.task_name, tuple(checked), "network", 0.0)
-        session.journal.write("playoff", **found.as_fields())
+        report = FinalistReport(task_name, tuple(checked), "network", 0.0)
+        session.journal.write("playoff", **report.as_fields())
 
 
 def _is_undecided(report: FinalistReport) -> bool:

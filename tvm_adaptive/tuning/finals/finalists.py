@@ -36,6 +36,8 @@ from tvm_adaptive.values.trial import FAILED_SEC, N_VERIFIED
 
 logger = logging.getLogger(__name__)
 
+# Of a task's records, what its stake follows from: the best two.
+N_STAKED = 2
 # Records of a store without a verdict that are tried: hardly ever are more than one in ten
 # of the fastest wrong.
 _N_OF_STORE = 12
@@ -67,7 +69,7 @@ class Finalists:
     def unused(self) -> Finalists:
         """Return a task of a form that is not used: nothing of it is checked or deployed."""
         return dataclasses.replace(
-            self, records=(), proven=None, is_proven=False, importance_sec=0.0
+            self, records=(), proven=None, is_proven=False, importance_sec=0.0, read_all=None
         )
 
     @property
@@ -99,17 +101,19 @@ class _Verdicts:
     """What play-offs have found of a task."""
 
     winner: Finalist | None = None
-    # Candidates, the winner among them, of which one decision has chosen. What another one has
-    # checked was never timed beside the winner.
+    # The winner, and what is sound of all decisions that have chosen it. What another decision
+    # has checked was never timed beside it.
     decided: frozenset[str] = frozenset()
     disqualified: frozenset[str] = frozenset()
 
     def filled_from(self, other: _Verdicts) -> _Verdicts:
         """Return both sources; the winner is this one's if neither has disqualified it."""
         lost = self.disqualified | other.disqualified
-        sides = [each for each in (self, other) if each.winner is not None]
-        if lost:  # nearly never, and telling candidates apart takes time
-            sides = [each for each in sides if each._winner_key not in lost]
+        sides = [
+            each
+            for each in (self, other)
+            if each.winner is not None and each._winner_key not in lost
+        ]
         if not sides:
             return _Verdicts(disqualified=lost)
         first, *others = sides
@@ -163,13 +167,27 @@ def finalists_of(
         finish=session.config.finish,
         store=StoreVerdicts(session.store),
     )
+    return find(tasks) if n_records is None else _with_few(find, tasks, n_records)
+
+
+def finalists_to_apply(
+    work_dir: Path, target: Target, tasks: Sequence[ExtractedTask], *, finish: FinishConfig
+) -> list[Finalists]:
+    """Return the finalists of a run's directory, at first with few records: most are proven."""
+    recorded = readable_database(work_dir)
+    find = functools.partial(finalists_of_run, work_dir, target, recorded=recorded, finish=finish)
+    return _with_few(find, tasks, N_STAKED)
+
+
+def _with_few(
+    find: Callable[..., list[Finalists]], tasks: Sequence[ExtractedTask], n_records: int
+) -> list[Finalists]:
+    """Return finalists that have so many records at first, and read all when they are needed."""
 
     def read_all(task: ExtractedTask) -> Finalists:
         (found,) = find([task])
         return found
 
-    if n_records is None:
-        return find(tasks)
     return [
         dataclasses.replace(each, read_all=functools.partial(read_all, task))
         for each, task in zip(find(tasks, n_records=n_records), tasks, strict=True)
@@ -296,8 +314,8 @@ def _in_order(
         return found
     hooks = database_hooks(recorded)
     first = () if hooks is None else itertools.islice(hooks.records_of(mod), N_VERIFIED)
-    # The stake of a task follows from the two that seem to be the fastest.
-    return _with_timed_winner(found, first, known.winner, max(2, top_k - 1))
+    # In the first batch of a play-off, but behind the two from which the stake follows.
+    return _with_timed_winner(found, first, known.winner, max(N_STAKED, top_k - 1))
 
 
 def _with_timed_winner(

@@ -108,9 +108,9 @@ def hold_playoffs(
                 reports[index] = held  # of one finalist alone, the network's check tells as much
                 continue
             if mine.is_due and budget.spare_sec <= 0:  # nothing of it can be checked any more
-                is_known = index in outages.again or mine.proven is not None
-                reason = held.reason if is_known else "no-time"
-                reports[index] = dataclasses.replace(held, reason=reason)
+                if mine.proven is None and index not in outages.again:
+                    held = dataclasses.replace(held, reason="no-time")
+                reports[index] = held
                 continue
             n_due = 0 if is_checked_later else sum(each.is_due for each in later)
             allowance = Allowance(
@@ -227,7 +227,7 @@ def checked_now(
             outages.pause()
             if context.budget.interrupted:
                 break
-            mine = finalists[index]
+            mine = finalists[index].complete()
             held = _play_off(context, mine, options, builder, pool)
             reports[index] = with_proven(held, mine)
             if outages.play_again(index, held):
