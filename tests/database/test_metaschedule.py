@@ -214,13 +214,22 @@ def test_a_runs_verdicts_come_with_its_records(mods: Mods, target: Target, tmp_p
     assert export_records(store_path, tmp_path / "out") == n_all - 1
 
 
+def write_run_with_winner(
+    folder: Path, mods: Mods, target: Target
+) -> tuple[StoredTask, StoredTrial]:
+    """Write a run's JSON database and a verdict; return its task and its winner."""
+    write_json(folder, mods, target)
+    task = task_of(mods["GMM"], target_text(target), "main")
+    winner = trial_of(make_record(mods["GMM"], target, 1e-3), run="a")
+    VerdictFile(folder, str(TVM_VERSION)).add(task, [winner])
+    return task, winner
+
+
 def test_of_a_large_store_only_the_tasks_with_verdicts_are_read(
     mods: Mods, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, task = tmp_path / "run", task_of(mods["GMM"], target_text(target), "main")
-    write_json(folder, mods, target)
-    winner = trial_of(make_record(mods["GMM"], target, 1e-3), run="a")
-    VerdictFile(folder, str(TVM_VERSION)).add(task, [winner])
+    folder = tmp_path / "run"
+    task, winner = write_run_with_winner(folder, mods, target)
     read: list[StoredTask] = []
     tasks = RecordStore.tasks
 
@@ -239,10 +248,8 @@ def test_of_a_large_store_only_the_tasks_with_verdicts_are_read(
 def test_a_damaged_store_of_a_run_hides_none_of_its_other_files(
     mods: Mods, target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, task = tmp_path / "run", task_of(mods["GMM"], target_text(target), "main")
-    write_json(folder, mods, target)
-    winner = trial_of(make_record(mods["GMM"], target, 1e-3), run="a")
-    VerdictFile(folder, str(TVM_VERSION)).add(task, [winner])
+    folder = tmp_path / "run"
+    task, winner = write_run_with_winner(folder, mods, target)
     damaged, garbage = folder / RUN_STORE, b"no database at all" * 100
     damaged.write_bytes(garbage)
     assert import_records(str(tmp_path / "team.db"), folder)[1:] == (6, 0)

@@ -97,26 +97,26 @@ FARM = RPCConfig("127.0.0.1", 9, "board", 1, 5)
 
 
 @pytest.mark.parametrize(
-    ("farm", "search", "is_told"),
+    ("farm", "search", "is_noted"),
     [
         (None, SearchConfig(lanes=2), True),
         (None, SearchConfig(), False),
         (FARM, SearchConfig(lanes=2), False),
     ],
 )
-def test_lanes_beside_kernels_that_are_timed_are_told(
+def test_lanes_beside_kernels_that_are_timed_are_noted(
     make_session: Any,
     monkeypatch: pytest.MonkeyPatch,
     *,
     farm: RPCConfig | None,
     search: SearchConfig,
-    is_told: bool,
+    is_noted: bool,
 ) -> None:
     monkeypatch.setattr(parts_module, "ProcessLanes", lambda *_: FakeLanes())
     observer = Notes()
     session = make_session(DEFAULT.replace(search=search), farm=farm, observer=observer)
     with contextlib.closing(make_parts(session)):
-        assert any("disturbs the times" in note for note in observer.notes) == is_told
+        assert any("disturbs the times" in note for note in observer.notes) == is_noted
 
 
 class FakeLanes:
